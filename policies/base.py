@@ -1,0 +1,207 @@
+"""The interface every policy implements.
+
+Calls come in **runs**: neighbouring chunks of one prefix, head first. A prompt
+of a hundred thousand tokens is one call, not a thousand, and a policy that
+keeps runs as intervals pays for runs only.
+
+Every method is called on one thread (the engine's scheduler thread in a live
+engine), never blocks, never raises for a chunk it does not know, and should
+cost about a microsecond a chunk.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+from pydantic import BaseModel, ConfigDict
+
+ChunkId = Hashable
+"""Names a chunk. Opaque: a live engine uses bytes, the simulator integers.
+
+Equal ids mean an equal prefix up to and including the chunk, so the ids of all
+runs together form a forest: a chunk always follows the same parent.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Neighbouring chunks of one prefix, head first.
+
+    Attributes:
+        chunks: ids from head to tail. May be a ``range`` in the simulator, so
+            index and slice it, but do not expect a list.
+        start: position of ``chunks[0]`` in its prefix, counted in chunks.
+        chunk_bytes: size of each chunk in bytes.
+        group: KV-cache group of the chunks (0 unless the model is a hybrid).
+            Chunks of different groups are never in one run.
+        parent: the chunk before ``chunks[0]``, None at the start of a prefix.
+
+    """
+
+    chunks: Sequence[ChunkId]
+    start: int = 0
+    chunk_bytes: int = 1
+    group: int = 0
+    parent: ChunkId | None = None
+
+    def __len__(self) -> int:
+        return len(self.chunks)
+
+    def head(self, n: int) -> Run:
+        """The first ``n`` chunks of this run."""
+        return Run(self.chunks[:n], self.start, self.chunk_bytes, self.group, self.parent)
+
+    def tail(self, n: int) -> Run:
+        """This run without its first ``n`` chunks."""
+        parent = self.chunks[n - 1] if n else self.parent
+        return Run(self.chunks[n:], self.start + n, self.chunk_bytes, self.group, parent)
+
+
+@dataclass(slots=True)
+class PolicyRequest:
+    """What is known of a request. Fields that are not known keep their default.
+
+    Attributes:
+        request_id: unique among the requests of one engine.
+        runs: the prompt's full chunks, one run per KV-cache group.
+        arrival: seconds on the policy's clock.
+        tenant: who the request belongs to (its ``cache_salt``), "" if unknown.
+        session: conversation or agent the request belongs to, "" if unknown.
+        prompt_tokens: length of the prompt.
+        hints: what the client said of the future (``kv_transfer_params``,
+            ``kv_hints``): turn, priority, expected return, pin, TTL.
+        output_tokens: set before ``on_finish``.
+        finish_reason: set before ``on_finish`` ("stop", "length", "abort", …).
+
+    """
+
+    request_id: str
+    runs: Sequence[Run] = ()
+    arrival: float = 0.0
+    tenant: str = ""
+    session: str = ""
+    prompt_tokens: int = 0
+    hints: Mapping[str, Any] = field(default_factory=dict)
+    output_tokens: int = 0
+    finish_reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class TierInfo:
+    """A tier as a policy sees it.
+
+    Attributes:
+        name: how the tier is called in the configuration ("cpu", "fs", …).
+        capacity: bytes, None if unbounded.
+        shared: whether other replicas read and write it too.
+        persistent: whether it outlives the engine.
+        read_seconds: estimated time to promote that many bytes from it, kept up
+            to date by the hierarchy from measurements.
+
+    """
+
+    name: str
+    capacity: int | None = None
+    shared: bool = False
+    persistent: bool = False
+    read_seconds: Callable[[int], float] = lambda _nbytes: 0.0
+
+
+class Policy(ABC):
+    """Decides; holds no bytes.
+
+    A subclass must say which chunks go first (``victims``) and keep what it
+    needs for that in the ``on_*`` hooks. Everything else has a default: admit
+    all, write each new chunk through to every tier, demote nothing that a lower
+    tier has, prefetch what the hierarchy finds on its own.
+
+    Args:
+        tiers: from nearest to the GPU to farthest.
+        config: an instance of the class's ``Config``.
+        clock: seconds, monotonic. Virtual in the simulator: use no other clock.
+
+    """
+
+    class Config(BaseModel):
+        """Options of the policy, as they stand in the configuration."""
+
+        model_config = ConfigDict(frozen=True, extra="forbid")
+
+    name: ClassVar[str] = ""
+
+    def __init__(
+        self,
+        tiers: Sequence[TierInfo],
+        config: BaseModel | None = None,
+        clock: Callable[[], float] = lambda: 0.0,
+    ) -> None:
+        self.tiers = tuple(tiers)
+        self.config = config if config is not None else self.Config()
+        self.clock = clock
+
+    # What happens -----------------------------------------------------------
+
+    def on_request(self, request: PolicyRequest) -> None:  # noqa: B027
+        """A request arrived. Its keys may be in any tier or in none."""
+
+    def on_access(self, run: Run, request: PolicyRequest, tier: str) -> None:  # noqa: B027
+        """``tier`` served ``run`` to ``request``.
+
+        Called once per admission of a request, with the tier that held the bytes
+        before they were promoted; "gpu" for what vLLM's own prefix cache held.
+        """
+
+    def on_finish(self, request: PolicyRequest) -> None:  # noqa: B027
+        """The request ended; ``output_tokens`` and ``finish_reason`` are set."""
+
+    def on_heat(self, run: Run, heat: Sequence[float]) -> None:  # noqa: B027
+        """Measured attention mass per chunk of ``run``, when the probe is on."""
+
+    @abstractmethod
+    def on_insert(self, run: Run, tier: str) -> None:
+        """``tier`` now holds ``run``: stored, promoted, or found there at start.
+
+        Chunks that ``tier`` held already may be among them.
+        """
+
+    @abstractmethod
+    def on_remove(self, chunks: Sequence[ChunkId], tier: str) -> None:
+        """``tier`` no longer holds ``chunks``: evicted, lost or corrupt."""
+
+    # What to do -------------------------------------------------------------
+
+    @abstractmethod
+    def victims(self, tier: str, n_bytes: int) -> Iterator[ChunkId]:
+        """Chunks of ``tier`` to evict, best first, to free ``n_bytes``.
+
+        An iterator: the caller skips what is pinned and stops when it has
+        enough, so there may be more than ``n_bytes`` worth. Must change nothing;
+        whatever is evicted comes back through ``on_remove``, after the caller
+        has let go of the iterator. Amortised O(1) a chunk.
+        """
+
+    def admit(self, run: Run, tier: str) -> int:  # noqa: ARG002
+        """How many chunks of ``run``, from its head, ``tier`` should take."""
+        return len(run)
+
+    def place(self, run: Run) -> Sequence[str]:  # noqa: ARG002
+        """Tiers below the first that a new run is written to at once, in order."""
+        return [tier.name for tier in self.tiers[1:]]
+
+    def demote(self, chunk: ChunkId, from_tier: str) -> str | None:  # noqa: ARG002
+        """Tier to move ``chunk`` to before ``from_tier`` drops it, None to drop it.
+
+        Asked only for chunks that no tier below ``from_tier`` holds.
+        """
+        return None
+
+    def prefetch(self, request: PolicyRequest) -> Iterable[Run]:  # noqa: ARG002
+        """Runs worth promoting before they are asked for, most useful first.
+
+        Called after ``on_request``. What ``request`` itself hits is promoted
+        without being named here.
+        """
+        return ()

@@ -1,0 +1,216 @@
+"""The interface every tier implements.
+
+A tier is a handful of blocking, batched calls on bytes. The hierarchy gives each
+tier its threads, its queues (loads before stores), deadlines, byte budget,
+circuit breaker and metrics, so a tier's author writes none of that.
+
+    Exceptions a tier may raise
+    ├── TierConfigError      at construction: the configuration cannot work
+    └── anything else        a programming error; counted as a failure of every
+                             chunk of the call, and the tier's breaker hears of it
+
+What can go wrong at run time is a value, not an exception: see ``ReadOutcome``
+and ``WriteOutcome``. An ``OSError`` or a connection error that escapes from a
+method is treated as ``FAILED`` for the chunks of that call.
+"""
+
+from __future__ import annotations
+
+import enum
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+from pydantic import BaseModel, ConfigDict
+
+# Payload buffers start on this boundary and their length is a multiple of it, so
+# that O_DIRECT can read into them and write from them.
+ALIGNMENT = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Namespace:
+    """Everything that must be equal for the bytes of a chunk to mean the same.
+
+    Attributes:
+        id: hex digest of ``facts``, safe in file names and Redis keys.
+        facts: what went into it, for humans and for explaining a mismatch.
+        shareable: False for KV that must not outlive or leave this engine.
+
+    """
+
+    id: str
+    facts: Mapping[str, Any] = field(default_factory=dict, compare=False)
+    shareable: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkKey:
+    """Names one chunk in a tier.
+
+    Attributes:
+        namespace: what the bytes mean; equal hashes in different namespaces are
+            different chunks.
+        hash: prefix hash and KV-cache group, opaque, at most 64 bytes.
+        position: index of the chunk in its prefix, -1 if unknown.
+        tenant: the request's ``cache_salt``, "" if unknown. Already part of
+            ``hash``; here for tiers with quotas.
+
+    """
+
+    namespace: Namespace
+    hash: bytes
+    position: int = field(default=-1, compare=False)
+    tenant: str = field(default="", compare=False)
+
+
+class ReadOutcome(enum.Enum):
+    """What became of one chunk of a ``read``."""
+
+    HIT = "hit"
+    """The buffer holds the chunk, verified."""
+    MISS = "miss"
+    """The tier does not have it. The buffer's content is undefined."""
+    CORRUPT = "corrupt"
+    """It was there but damaged or not what it claims to be; now out of the way."""
+    FAILED = "failed"
+    """The tier could not answer (I/O error, connection lost, timed out)."""
+
+
+class WriteOutcome(enum.Enum):
+    """What became of one chunk of a ``write``."""
+
+    STORED = "stored"
+    """Readable by everyone from now on."""
+    EXISTS = "exists"
+    """The tier had it already; nothing was written."""
+    REFUSED = "refused"
+    """The tier is full."""
+    FAILED = "failed"
+    """The tier could not answer. Nobody can read a part of the chunk."""
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One chunk as ``scan`` finds it.
+
+    Attributes:
+        key: None for something that lies in the tier and is no readable chunk
+            (a damaged file, an unknown format).
+        nbytes: space it takes in the tier, metadata included.
+        last_used: seconds since the epoch.
+        where: how an operator finds it: a path, a Redis key.
+
+    """
+
+    key: ChunkKey | None
+    nbytes: int
+    last_used: float
+    where: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """How full a tier is.
+
+    Attributes:
+        nbytes: bytes used, metadata included.
+        chunks: chunks held.
+        limit: bytes it may use, None if unbounded.
+
+    """
+
+    nbytes: int
+    chunks: int
+    limit: int | None = None
+
+
+class TierConfigError(ValueError):
+    """The tier cannot work as configured; the text says what to change."""
+
+
+class TierConfig(BaseModel):
+    """Options common to all tiers; a tier's own ``Config`` derives from it.
+
+    Attributes:
+        type: the tier's registered name.
+        deadline: seconds a load from this tier may take before the chunk counts
+            as a miss.
+        threads: worker threads the hierarchy runs for this tier.
+
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    type: str
+    deadline: float = 5.0
+    threads: int = 4
+
+
+class Tier(ABC):
+    """Stores chunks of one size. See the module's text for who does what.
+
+    ``read`` and ``write`` are called from several threads at once, each with
+    other keys; ``contains``, ``remove``, ``scan`` and ``usage`` may run beside
+    them. All may block; none may block for ever.
+
+    Args:
+        config: an instance of the class's ``Config``.
+        payload_bytes: size of each chunk, a multiple of ``ALIGNMENT``.
+
+    Raises:
+        TierConfigError: the configuration cannot work here.
+
+    """
+
+    Config: ClassVar[type[TierConfig]] = TierConfig
+    shared: ClassVar[bool] = False
+    """Other engines may read and write the same tier."""
+    persistent: ClassVar[bool] = False
+    """What it holds outlives the engine."""
+
+    def __init__(self, config: TierConfig, payload_bytes: int) -> None:
+        self.config = config
+        self.payload_bytes = payload_bytes
+
+    @abstractmethod
+    def contains(self, keys: Sequence[ChunkKey]) -> list[bool]:
+        """Whether each chunk is there, in one round trip.
+
+        May be wrong: a chunk can vanish afterwards, and need not be verified.
+        """
+
+    @abstractmethod
+    def read(self, keys: Sequence[ChunkKey], buffers: Sequence[memoryview]) -> list[ReadOutcome]:
+        """Fill each buffer with its chunk, without an extra copy.
+
+        ``buffers[i]`` is writable, one-dimensional, ``payload_bytes`` long and
+        aligned to ``ALIGNMENT``. Only ``HIT`` says anything about its content.
+        """
+
+    @abstractmethod
+    def write(self, keys: Sequence[ChunkKey], buffers: Sequence[memoryview]) -> list[WriteOutcome]:
+        """Store each buffer under its key, atomically per chunk.
+
+        A reader sees all of a chunk or nothing, also when the writer is killed.
+        The buffers do not change during the call and are not kept after it.
+        """
+
+    @abstractmethod
+    def remove(self, keys: Sequence[ChunkKey]) -> int:
+        """Drop chunks; unknown ones are no error. Returns how many were there.
+
+        A reader of a chunk at that moment gets all of it or a miss.
+        """
+
+    @abstractmethod
+    def scan(self) -> Iterator[Entry]:
+        """Everything the tier holds, other namespaces included, in any order."""
+
+    @abstractmethod
+    def usage(self) -> Usage:
+        """How full it is, as far as is known without a scan."""
+
+    def close(self) -> None:  # noqa: B027
+        """Release connections and files. No other call follows or runs."""
