@@ -55,7 +55,7 @@ class Run:
         return Run(self.chunks[:n], self.start, self.chunk_bytes, self.group, self.parent)
 
     def tail(self, n: int) -> Run:
-        """This run without its first ``n`` chunks."""
+        """What is left of the run without its first ``n`` chunks."""
         parent = self.chunks[n - 1] if n else self.parent
         return Run(self.chunks[n:], self.start + n, self.chunk_bytes, self.group, parent)
 

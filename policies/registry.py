@@ -99,5 +99,3 @@ def _origin(point: EntryPoint) -> str:
 
 def _is_ours(point: EntryPoint) -> bool:
     return point.value.startswith("kvtiers.")
-
-
