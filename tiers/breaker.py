@@ -1,0 +1,85 @@
+"""A circuit breaker per tier: a tier that fails is left alone, then probed.
+
+Method: Nygard, "Release It!" (circuit breaker), with exponential back-off.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable
+
+
+class BreakerState(enum.IntEnum):
+    """The numbers are what the metrics show."""
+
+    CLOSED = 0
+    HALF_OPEN = 1
+    OPEN = 2
+
+
+class Breaker:
+    """Counts failures in a row; opens, waits, lets one call through, decides.
+
+    Not thread-safe: it belongs to the hierarchy's thread.
+
+    Args:
+        clock: seconds, monotonic.
+        threshold: failures in a row that open it.
+        cooldown: seconds before the first probe; doubles with each failed one.
+        max_cooldown: where doubling ends.
+
+    """
+
+    def __init__(
+        self,
+        clock: Callable[[], float],
+        threshold: int = 5,
+        cooldown: float = 1.0,
+        max_cooldown: float = 60.0,
+    ) -> None:
+        self._clock = clock
+        self._threshold = threshold
+        self._first_cooldown = cooldown
+        self._max_cooldown = max_cooldown
+        self._cooldown = cooldown
+        self._failures = 0
+        self._open_until = 0.0
+        self.state = BreakerState.CLOSED
+
+    def allows(self) -> bool:
+        """Whether a call may be made now; in half-open state only one may."""
+        if self.state is BreakerState.CLOSED:
+            return True
+        if self._clock() < self._open_until:
+            return False
+        # The probe that this lets through has until the next cooldown to answer;
+        # if it never does, another one may try.
+        self.state = BreakerState.HALF_OPEN
+        self._open_until = self._clock() + self._cooldown
+        return True
+
+    def closed(self) -> bool:
+        """Whether calls are not restricted. Asking does not use up a probe."""
+        return self.state is BreakerState.CLOSED
+
+    def success(self) -> None:
+        """A call was answered (a miss is an answer)."""
+        self._failures = 0
+        self._cooldown = self._first_cooldown
+        self.state = BreakerState.CLOSED
+
+    def failure(self) -> bool:
+        """A call failed or took too long. Returns True if this opened the breaker."""
+        self._failures += 1
+        if self.state is BreakerState.CLOSED:
+            if self._failures < self._threshold:
+                return False
+            self._cooldown = self._first_cooldown
+        elif self.state is BreakerState.HALF_OPEN:
+            self._cooldown = min(self._cooldown * 2, self._max_cooldown)
+        else:
+            # Calls from before it opened come back: nothing new.
+            return False
+        self.state = BreakerState.OPEN
+        self._open_until = self._clock() + self._cooldown
+        return True
