@@ -1,0 +1,92 @@
+"""What the scheduler and the workers tell each other about copies.
+
+Both classes are pickled between processes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorWorkerMetadata
+from vllm.distributed.kv_transfer.kv_connector.v1.offloading.common import OffloadingWorkerMetadata
+from vllm.v1.kv_offload.cpu.common import CPULoadStoreSpec
+
+FailedJobs = Mapping[int, tuple[int, ...]]
+"""Job id to the arena slots that must not be trusted; empty means all of the job's."""
+
+
+class ArenaSpec(CPULoadStoreSpec):
+    """The arena side of a copy job: which slots, and which KV-cache group each is for.
+
+    vLLM's own specs leave the groups to be inferred from the GPU side, which is
+    wrong as soon as the GPU side lacks a block. Here they are spelled out.
+
+    Args:
+        slots: arena slots in order of group, then of position in the prefix.
+        group_chunks: how many of ``slots`` belong to each offloaded group.
+
+    Raises:
+        ValueError: the group sizes do not add up to the number of slots.
+
+    """
+
+    def __init__(self, slots: Sequence[int], group_chunks: Sequence[int]) -> None:
+        super().__init__(list(slots))
+        self.group_chunks = tuple(group_chunks)
+        if sum(self.group_chunks) != len(slots):
+            raise ValueError(
+                f"group_chunks {self.group_chunks} add up to {sum(self.group_chunks)} chunks, "
+                f"but {len(slots)} slots were given"
+            )
+
+    def groups(self) -> Iterator[NDArray[np.int32]]:
+        """The slots of each offloaded group, in group order."""
+        end = 0
+        for chunks in self.group_chunks:
+            start, end = end, end + chunks
+            yield self.block_ids[start:end]
+
+
+@dataclass
+class TieredWorkerMetadata(OffloadingWorkerMetadata):  # type: ignore[misc]  # vLLM is untyped
+    """vLLM's report of finished jobs, and which of them failed.
+
+    vLLM counts a job as done once every rank has reported it, possibly in
+    different steps, so whoever reads ``failed_jobs`` keeps them until then.
+
+    Attributes:
+        failed_jobs: see ``FailedJobs``. Only jobs that ``completed_jobs`` counts.
+
+    """
+
+    failed_jobs: FailedJobs = field(default_factory=dict)
+
+    @classmethod
+    def extend(
+        cls, metadata: OffloadingWorkerMetadata, failed_jobs: FailedJobs
+    ) -> TieredWorkerMetadata:
+        """What a rank reports: vLLM's own metadata plus the failures it does not know of."""
+        return cls(
+            completed_jobs=metadata.completed_jobs,
+            transfer_stats=metadata.transfer_stats,
+            failed_jobs=failed_jobs,
+        )
+
+    def aggregate(self, other: KVConnectorWorkerMetadata) -> TieredWorkerMetadata:
+        """Sum over ranks: a slot that one rank distrusts is distrusted.
+
+        ``other`` may be vLLM's own class, which is then taken to have no failures.
+        """
+        theirs = other.failed_jobs if isinstance(other, TieredWorkerMetadata) else {}
+        return self.extend(super().aggregate(other), _union(self.failed_jobs, theirs))
+
+
+def _union(ours: FailedJobs, theirs: FailedJobs) -> FailedJobs:
+    merged = dict(ours)
+    for job_id, slots in theirs.items():
+        known = merged.get(job_id, slots)
+        merged[job_id] = tuple(sorted({*known, *slots})) if known and slots else ()
+    return merged
