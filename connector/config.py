@@ -1,0 +1,238 @@
+"""The configuration: what can be set, how it is checked, and what came from where.
+
+Nothing here needs vLLM or torch, so ``kvtiers config --check FILE`` runs the same
+checks on a laptop as the server does before it answers its first request. What
+depends on the serving machine or the model is asked for later, with
+``resolve_blocks_per_chunk`` and ``Config.tier_configs``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from kvtiers.connector.config_entries import EntryReader, PolicySpec, TierSpec
+from kvtiers.connector.config_errors import ConfigError, from_pydantic, unknown_key
+from kvtiers.connector.config_sources import EXTRA, Layers, Source, gather
+from kvtiers.tiers import TierConfig
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+_DEFAULTS = Source("default", {"tiers": ["cpu", "fs"], "policy": "lru"})
+
+# Keys of vLLM's own offloading, and what does their work here.
+_VLLM_KEYS: Mapping[str, str] = {
+    "block_size": "set 'chunk_size' (in tokens) instead",
+    "cache_policy_module_path": "set 'policy' instead; packages add policies by entry point",
+    "cpu_bytes_to_use": "set 'capacity' of the cpu tier in 'tiers' instead",
+    "eviction_policy": "set 'policy' instead",
+    "secondary_tiers": "add the tiers to 'tiers', below cpu, instead",
+    "spec_module_path": "leave it out, kvtiers brings its own",
+    "spec_name": "leave it out, kvtiers brings its own",
+    "store_threshold": "leave it out, the policy decides what is admitted",
+}
+
+
+class Settings(BaseModel):
+    """What can be set beside the tiers and the policy."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    blocks_per_chunk: int | None = Field(
+        default=None, ge=1, description="the number of vLLM blocks that move as one, 1 if not set"
+    )
+    chunk_size: int | None = Field(
+        default=None, ge=1, description="the number of tokens that move as one"
+    )
+    offload_prompt_only: bool = Field(
+        default=True, description="whether only prompts are kept, and no generated tokens"
+    )
+    canonical_layout: Literal["auto", True, False] = Field(
+        default="auto",
+        description="whether KV is stored independently of the tensor-parallel shape",
+    )
+    weights_version: str | None = Field(
+        default=None, description="a text that changes when the weights do"
+    )
+    self_describing_kv_events: bool = Field(
+        default=False, description="whether KV events carry the tokens of their blocks"
+    )
+
+    @model_validator(mode="after")
+    def _one_chunk_size(self) -> Settings:
+        if self.blocks_per_chunk is not None and self.chunk_size is not None:
+            raise ValueError(
+                f"blocks_per_chunk is {self.blocks_per_chunk} and chunk_size is "
+                f"{self.chunk_size}, and both say how large a chunk is. Keep one of them"
+            )
+        return self
+
+
+class Config(Settings):
+    """A checked configuration.
+
+    Attributes:
+        tiers: from nearest to the GPU to farthest; the first one is ``cpu``.
+        policy: decides which chunk lies in which tier.
+
+    """
+
+    tiers: tuple[TierSpec, ...]
+    policy: PolicySpec
+
+    def tier_configs(self, chunk_bytes: int, engines: int = 1) -> list[TierConfig]:
+        """The tiers' own configurations, in order, with capacities in bytes.
+
+        Args:
+            chunk_bytes: size of one chunk.
+            engines: engines of this host that share its memory.
+
+        Raises:
+            ConfigError: a capacity is below one chunk, or a share of nothing.
+
+        """
+        configs: list[TierConfig] = []
+        problems: list[str] = []
+        for index, tier in enumerate(self.tiers):
+            try:
+                configs.append(tier.with_bytes(f"tiers[{index}]", chunk_bytes, engines))
+            except ConfigError as error:
+                problems += error.problems
+        if problems:
+            raise ConfigError(problems)
+        return configs
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A configuration and where its values come from.
+
+    Attributes:
+        config: checked as far as it can be without the model.
+        origins: dotted path of every value, defaults included, to its origin.
+        warnings: what the user should know, though it stops nothing.
+
+    """
+
+    config: Config
+    origins: Mapping[str, str]
+    warnings: tuple[str, ...] = ()
+
+
+def load(extra_config: Mapping[str, Any], environ: Mapping[str, str]) -> Loaded:
+    """Read and check a configuration from all its sources.
+
+    Args:
+        extra_config: vLLM's ``kv_connector_extra_config``; its ``config`` may name a
+            YAML or JSON file, as may the variable ``KVTIERS_CONFIG``.
+        environ: ``KVTIERS_<KEY>`` sets a top-level key, in YAML.
+
+    Raises:
+        ConfigError: it cannot work; every problem found is in the text.
+
+    """
+    found = gather(_without_own_spec(extra_config), environ, list(Config.model_fields))
+    owners = {**dict.fromkeys(_DEFAULTS.values, _DEFAULTS), **found.owners}
+    layers = Layers(owners, found.warnings)
+    reader = EntryReader(layers)
+    tiers, policy = reader.tiers(), reader.policy()
+    settings, problems = _settings(layers)
+    problems = reader.problems + problems
+    if problems or policy is None or settings is None:
+        raise ConfigError(problems)
+    config = Config(**settings.model_dump(), tiers=tuple(tiers), policy=policy)
+    origins = {path: _origin(layers, path) for path, _ in values(config)}
+    return Loaded(config, origins, layers.warnings)
+
+
+def values(config: Config) -> Iterator[tuple[str, object]]:
+    """Every value with its dotted path, in the order in which a file would have them."""
+    for index, tier in enumerate(config.tiers):
+        path = f"tiers[{index}]"
+        yield f"{path}.type", tier.type
+        if tier.name != tier.type:
+            yield f"{path}.name", tier.name
+        for key, value in tier.options:
+            if key != "type":
+                own = key == "capacity" and tier.capacity is not None
+                yield f"{path}.{key}", tier.capacity if own else value
+    yield "policy.type", config.policy.type
+    for key, value in config.policy.options:
+        yield f"policy.{key}", value
+    for key in Settings.model_fields:
+        yield key, getattr(config, key)
+
+
+def resolve_blocks_per_chunk(config: Config, block_tokens: Sequence[int]) -> int:
+    """How many vLLM blocks make one chunk.
+
+    Args:
+        config: the configuration.
+        block_tokens: tokens per block of each KV-cache group of the model.
+
+    Raises:
+        ConfigError: ``chunk_size`` is no multiple of the block size, or the groups'
+            blocks differ in size, so that no number of tokens fits all of them.
+
+    """
+    if config.chunk_size is None:
+        return config.blocks_per_chunk or 1
+    sizes = sorted(set(block_tokens))
+    if len(sizes) > 1:
+        raise ConfigError(
+            [
+                f"chunk_size is {config.chunk_size} tokens, but the KV-cache groups of this model "
+                f"have blocks of {', '.join(map(str, sizes))} tokens. Set blocks_per_chunk instead."
+            ]
+        )
+    blocks, rest = divmod(config.chunk_size, sizes[0])
+    if rest:
+        fitting = [str(count * sizes[0]) for count in (blocks, blocks + 1) if count]
+        raise ConfigError(
+            [
+                f"chunk_size is {config.chunk_size} tokens, which is no multiple of vLLM's block "
+                f"of {sizes[0]} tokens. Set it to {' or '.join(fitting)}, or set blocks_per_chunk "
+                "instead."
+            ]
+        )
+    return blocks
+
+
+def _without_own_spec(extra: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Drop what the connector itself puts there for vLLM, which reads its class from there."""
+    if str(extra.get("spec_module_path", "")).startswith("kvtiers."):
+        return {k: v for k, v in extra.items() if k not in ("spec_module_path", "spec_name")}
+    return extra
+
+
+def _settings(layers: Layers) -> tuple[Settings | None, list[str]]:
+    given = {k: layers.value(k) for k in layers.owners if k not in ("tiers", "policy")}
+    problems = []
+    for key in [key for key in given if key not in Settings.model_fields]:
+        del given[key]
+        problems.append(_unknown(key, layers))
+    try:
+        return Settings.model_validate(given), problems
+    except ValidationError as error:
+        return None, problems + from_pydantic(error, Settings, layers.origin)
+
+
+def _unknown(key: str, layers: Layers) -> str:
+    origin = layers.origin(key)
+    if key in _VLLM_KEYS:
+        return (
+            f"{key} (from {origin}) belongs to vLLM's own offloading and sets nothing in kvtiers: "
+            f"{_VLLM_KEYS[key]}."
+        )
+    also = ["config"] if origin == EXTRA else []
+    return unknown_key(key, [*Config.model_fields, *also], origin)
+
+
+def _origin(layers: Layers, path: str) -> str:
+    """Where an effective value was written, "default" if nowhere."""
+    top, _, key = path.rpartition(".")
+    if not top:
+        return layers.origin(path)
+    entry = layers.value("policy") if top == "policy" else layers.value("tiers")[int(top[6:-1])]
+    written = key == "type" if isinstance(entry, str) else key in entry
+    return layers.origin(path) if written else "default"

@@ -1,0 +1,256 @@
+"""Entries whose options belong to a registered class: tiers and the policy."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from kvtiers.connector.config_errors import ConfigError, from_pydantic
+from kvtiers.connector.config_sources import Layers
+from kvtiers.connector.sizes import Capacity, file_system_bytes, format_bytes
+from kvtiers.policies import POLICIES
+from kvtiers.policies.registry import DuplicateNameError, Registry, UnknownNameError
+from kvtiers.tiers import TIERS, TierConfig
+from kvtiers.tiers.host_memory import available_bytes
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+# Half of the free memory leaves room for the page cache that other tiers read
+# through; a disk is shared with others, and 100 GiB hold many prefixes.
+_DEFAULT_CAPACITY: Mapping[str, Capacity] = {
+    "cpu": Capacity(share=0.5),
+    "fs": Capacity(share=0.25, at_most=100 << 30),
+}
+# A tier's Config wants bytes where only the serving machine can tell them.
+_STAND_IN = 1 << 40
+
+
+class TierSpec(BaseModel):
+    """One entry of ``tiers``.
+
+    Attributes:
+        name: how metrics and errors call it; the type unless given.
+        type: the registered name of its class.
+        capacity: as written or the default; None if the tier's class has no such
+            option, or has a default of its own for it.
+        options: the tier's own ``Config``. If ``capacity`` is set here, the one in
+            the options means nothing until ``with_bytes``.
+
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True)
+
+    name: str
+    type: str
+    capacity: Capacity | None
+    options: TierConfig
+
+    def with_bytes(self, path: str, chunk_bytes: int, engines: int = 1) -> TierConfig:
+        """The options with the capacity in bytes.
+
+        Args:
+            path: of this entry in the configuration, for error texts.
+            chunk_bytes: size of one chunk.
+            engines: engines of this host that share its memory.
+
+        Raises:
+            ConfigError: it is below one chunk, a share of nothing, or refused by
+                the tier's own ``Config``.
+
+        """
+        if self.capacity is None:
+            return self.options
+        whole = self._whole_bytes(engines) if self.capacity.share is not None else 0
+        if whole is None:
+            raise ConfigError(
+                [
+                    f"{path}.capacity is {self.capacity}, but a {self.type} tier has no whole on "
+                    "this machine to take a share of. Give it as a size, such as 8GiB."
+                ]
+            )
+        nbytes = self.capacity.resolve(whole)
+        if nbytes < chunk_bytes:
+            raise ConfigError([self._too_small(path, nbytes, chunk_bytes)])
+        written = self.options.model_dump(exclude_unset=True) | {"capacity": nbytes}
+        try:
+            return type(self.options).model_validate(written)
+        except ValidationError as error:
+            raise ConfigError(
+                from_pydantic(error, type(self.options), lambda _: str(self.capacity), path)
+            ) from error
+
+    def _whole_bytes(self, engines: int) -> int | None:
+        if self.type == "cpu":
+            return available_bytes() // engines
+        path = getattr(self.options, "path", None)
+        return None if path is None or "://" in str(path) else file_system_bytes(str(path))
+
+    def _too_small(self, path: str, nbytes: int, chunk_bytes: int) -> str:
+        exact = f" ({self.capacity} here)" if self.capacity and self.capacity.share else ""
+        return (
+            f"{path}.capacity is {format_bytes(nbytes)}{exact}, which is below one chunk of "
+            f"{format_bytes(chunk_bytes)}. Set it to a good multiple of {chunk_bytes} bytes, or "
+            "make chunks smaller with blocks_per_chunk."
+        )
+
+
+class PolicySpec(BaseModel):
+    """The ``policy`` entry.
+
+    Attributes:
+        type: the registered name of its class.
+        options: the policy's own ``Config``.
+
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True)
+
+    type: str
+    options: BaseModel
+
+
+class EntryReader:
+    """Turns what was written into specs, and collects what is wrong with it.
+
+    Args:
+        layers: the sources, with a value for ``tiers`` and ``policy``.
+
+    """
+
+    def __init__(self, layers: Layers) -> None:
+        self.problems: list[str] = []
+        self._layers = layers
+
+    def tiers(self) -> list[TierSpec]:
+        """The tiers without problems, in order."""
+        raw = self._layers.value("tiers")
+        if not isinstance(raw, list | tuple) or not raw:
+            self._refuse(
+                "tiers", raw, "it must be a list of tiers, such as [cpu, {type: fs, path: /data}]."
+            )
+            return []
+        specs = {index: self._tier(index, entry) for index, entry in enumerate(raw)}
+        self._check_order({index: spec for index, spec in specs.items() if spec is not None})
+        return [spec for spec in specs.values() if spec is not None]
+
+    def policy(self) -> PolicySpec | None:
+        """The policy, None if it has a problem."""
+        options = self._mapping("policy", self._layers.value("policy"))
+        cls = self._class(POLICIES, "policy", options)
+        if options is None or cls is None:
+            return None
+        name = options.pop("type")
+        checked = self._validated(cls.Config, options, "policy", "type")
+        return None if checked is None else PolicySpec(type=name, options=checked)
+
+    def _tier(self, index: int, entry: object) -> TierSpec | None:
+        path = f"tiers[{index}]"
+        options = self._mapping(path, entry)
+        cls = self._class(TIERS, path, options)
+        if options is None or cls is None:
+            return None
+        found = len(self.problems)
+        name = self._name(path, options)
+        capacity = self._capacity(path, options, cls.Config)
+        self._expand_path(path, options)
+        checked = self._validated(cls.Config, options, path, "name")
+        if checked is None or len(self.problems) > found:
+            return None
+        return TierSpec(name=name, type=options["type"], capacity=capacity, options=checked)
+
+    def _mapping(self, path: str, entry: object) -> dict[str, Any] | None:
+        """The entry's own copy; a bare name is short for an entry without options."""
+        if isinstance(entry, str):
+            return {"type": entry}
+        if not isinstance(entry, Mapping):
+            self._refuse(path, entry, "it must be a name, or a mapping with a 'type' and options.")
+            return None
+        if not isinstance(entry.get("type"), str):
+            known = f"it must be the name of a tier or policy. Written here: {', '.join(entry)}."
+            self._refuse(f"{path}.type", entry.get("type"), known)
+            return None
+        return dict(entry)
+
+    def _class(self, registry: Registry[Any], path: str, options: Mapping[str, Any] | None) -> Any:
+        if options is None:
+            return None
+        try:
+            return registry.get(options["type"])
+        except (UnknownNameError, DuplicateNameError, ImportError, TypeError) as error:
+            self._refuse(f"{path}.type", options["type"], str(error))
+            return None
+
+    def _name(self, path: str, options: dict[str, Any]) -> str:
+        name = options.pop("name", options["type"])
+        if isinstance(name, str) and re.fullmatch(r"[A-Za-z0-9_.-]+", name):
+            return name
+        self._refuse(
+            f"{path}.name", name, "metrics carry it, so use letters, digits, '_', '.' and '-' only."
+        )
+        return ""
+
+    def _capacity(
+        self, path: str, options: dict[str, Any], config: type[TierConfig]
+    ) -> Capacity | None:
+        """Take the capacity out of the options and leave bytes in its place."""
+        if "capacity" not in config.model_fields:
+            return None
+        capacity = _DEFAULT_CAPACITY.get(options["type"])
+        if options.get("capacity") is not None:
+            try:
+                capacity = Capacity.parse(options["capacity"])
+            except ValueError as error:
+                self._refuse(f"{path}.capacity", options["capacity"], f"{error}.")
+        if capacity is not None:
+            options["capacity"] = _STAND_IN if capacity.nbytes is None else capacity.nbytes
+        return capacity
+
+    def _expand_path(self, path: str, options: dict[str, Any]) -> None:
+        written = options.get("path")
+        if not isinstance(written, str) or "://" in written:
+            return
+        expanded = os.path.expandvars(written)
+        if unset := re.search(r"\$\{?\w+\}?", expanded):
+            self._refuse(
+                f"{path}.path",
+                written,
+                f"{unset[0]} is not set. Set it, or write the path in full.",
+            )
+        folder = self._layers.owners["tiers"].folder
+        options["path"] = os.path.normpath(folder / Path(expanded).expanduser())
+
+    def _validated(
+        self, model: type[BaseModel], options: Mapping[str, Any], path: str, also_known: str
+    ) -> Any:
+        try:
+            return model.model_validate(options)
+        except ValidationError as error:
+            locate: Callable[[str], str] = self._layers.origin
+            self.problems += from_pydantic(error, model, locate, path, also_known=[also_known])
+            return None
+
+    def _check_order(self, specs: Mapping[int, TierSpec]) -> None:
+        """The names must differ, and the arena is the first tier and no other."""
+        first: dict[str, int] = {}
+        for index, spec in specs.items():
+            other = first.setdefault(spec.name, index)
+            if other != index:
+                self._refuse(
+                    f"tiers[{index}]",
+                    spec.name,
+                    f"tiers[{other}] is called that already. Remove one of the two, or give one of "
+                    "them another 'name'.",
+                )
+            elif (index == 0) != (spec.type == "cpu"):
+                self._refuse(
+                    f"tiers[{index}]",
+                    spec.type,
+                    "the first tier is always 'cpu', since all KV comes and goes through it, and "
+                    "no other one is. Put cpu first in 'tiers'.",
+                )
+
+    def _refuse(self, path: str, value: object, why: str) -> None:
+        origin = self._layers.origin(path)
+        self.problems.append(f"{path} is {value!r} (from {origin}): {why}")

@@ -1,0 +1,100 @@
+"""How a configuration's problems read: one paragraph each, key first, remedy last."""
+
+from __future__ import annotations
+
+import difflib
+import typing
+from collections.abc import Callable, Iterable, Sequence
+
+from pydantic import BaseModel, ValidationError
+
+Locate = Callable[[str], str]
+"""Says where a dotted path was written, such as ``file /etc/kvtiers.yaml:3``."""
+
+
+class ConfigError(ValueError):
+    """The configuration cannot work; the text says what to change.
+
+    Attributes:
+        problems: one paragraph per problem.
+
+    """
+
+    def __init__(self, problems: Sequence[str]) -> None:
+        super().__init__("\n\n".join(problems))
+        self.problems = tuple(problems)
+
+
+def unknown_key(path: str, known: Iterable[str], origin: str) -> str:
+    """The paragraph on a key that nothing reads."""
+    names = sorted(known)
+    key = path.rpartition(".")[2]
+    return (
+        f"{path} (from {origin}) is not a key that kvtiers knows.{did_you_mean(key, names)} "
+        f"Known here: {', '.join(names)}. Correct it or leave it out."
+    )
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """A question with the nearest spelling, with a space before it; "" without one."""
+    close = difflib.get_close_matches(word, list(known), n=1)
+    return f" Did you mean '{close[0]}'?" if close else ""
+
+
+def from_pydantic(
+    error: ValidationError,
+    model: type[BaseModel],
+    locate: Locate,
+    prefix: str = "",
+    also_known: Iterable[str] = (),
+) -> list[str]:
+    """What pydantic found, as paragraphs.
+
+    Args:
+        error: raised by validating ``model``.
+        model: whose fields are suggested for a misspelt key.
+        locate: where a path was written.
+        prefix: path of ``model`` in the configuration, such as ``tiers[1]``.
+        also_known: keys that are allowed beside the model's fields.
+
+    """
+    paragraphs = []
+    for item in error.errors(include_url=False):
+        path = _dotted(prefix, item["loc"])
+        if item["type"] == "extra_forbidden":
+            owner = _model_at(model, item["loc"][:-1])
+            known = [*owner.model_fields, *(also_known if owner is model else ())]
+            paragraphs.append(unknown_key(path, known, locate(path)))
+        elif item["type"] == "missing":
+            paragraphs.append(f"{path} is missing.{_purpose(model, item['loc'])} Set it.")
+        else:
+            message = item["msg"].removeprefix("Value error, ").rstrip(".") + "."
+            if item["loc"]:
+                written = f"{path} is {item['input']!r} (from {locate(path)})"
+                message = f"{written}: {message}{_purpose(model, item['loc'])}"
+            paragraphs.append(message if item["loc"] or not path else f"{path}: {message}")
+    return paragraphs
+
+
+def _dotted(prefix: str, loc: Sequence[int | str]) -> str:
+    path = prefix
+    for part in loc:
+        if isinstance(part, int):
+            path += f"[{part}]"
+        else:
+            path += f".{part}" if path else part
+    return path
+
+
+def _model_at(model: type[BaseModel], loc: Sequence[int | str]) -> type[BaseModel]:
+    for part in loc:
+        field = model.model_fields.get(str(part))
+        nested = [field.annotation, *typing.get_args(field.annotation)] if field else []
+        found = [t for t in nested if isinstance(t, type) and issubclass(t, BaseModel)]
+        model = found[0] if found else model
+    return model
+
+
+def _purpose(model: type[BaseModel], loc: Sequence[int | str]) -> str:
+    field = _model_at(model, loc[:-1]).model_fields.get(str(loc[-1])) if loc else None
+    return f" It is {field.description}." if field is not None and field.description else ""
