@@ -7,13 +7,45 @@ keeps runs as intervals pays for runs only.
 Every method is called on one thread (the engine's scheduler thread in a live
 engine), never blocks, never raises for a chunk it does not know, and should
 cost about a microsecond a chunk.
+
+**Which call comes when.** Whoever drives a policy (the hierarchy, the simulator,
+the conformance suite) keeps to this order:
+
+    start     on_insert for what the tiers hold already, least recently used
+              first; no ``admit`` is asked.
+    arrival   on_request, then prefetch. The request waits until ``on_start``.
+    hit       at admission, one on_access for each stretch that one tier served,
+              head of the prompt first, then on_start. A preempted request that
+              is admitted again goes through both again.
+    miss      says nothing by itself: what no on_access names was missed. Once
+              it is computed it comes as a store.
+    store     admit(run, first tier), room, on_insert; then place(run), and for
+              each tier it names the same three steps.
+    promote   admit, room and on_insert on the nearer tier, before the on_access
+              of the request it was done for. That on_access names the tier the
+              bytes came from: for every nearer tier it is the use the copy was
+              made for, not a second one. The farther tier keeps its copy.
+    room      only if the tier lacks space: victims; then for each chosen chunk
+              that no farther tier holds, demote; then on_remove for all of
+              them, in the order ``victims`` named them.
+    demote    admit, room and on_insert on the farther tier; the on_remove of
+              the nearer one may come before or after.
+    finish    on_finish, once for each request, also if it never started.
+
+Hence between ``admit(run, tier)`` and the ``on_insert`` of that run, ``victims``
+of ``tier`` makes room for just that run: a policy whose choice depends on what
+comes in (ARC's ghost hit, a tenant's quota) notes it in ``admit``. A run may
+still fail to arrive (the write failed): no call reports that.
+
+**Pins.** The driver skips victims that are in use. It pins whole prefixes, so
+that a policy which names children before parents stays leaf first.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict
@@ -37,7 +69,10 @@ class Run:
         chunk_bytes: size of each chunk in bytes.
         group: KV-cache group of the chunks (0 unless the model is a hybrid).
             Chunks of different groups are never in one run.
-        parent: the chunk before ``chunks[0]``, None at the start of a prefix.
+        parent: the chunk before ``chunks[0]``, None at the start of a prefix or
+            if unknown (a tier's scan finds chunks, not what precedes them).
+        tenant: who the chunks belong to (the ``cache_salt`` their ids contain),
+            "" if unknown.
 
     """
 
@@ -46,18 +81,19 @@ class Run:
     chunk_bytes: int = 1
     group: int = 0
     parent: ChunkId | None = None
+    tenant: str = ""
 
     def __len__(self) -> int:
         return len(self.chunks)
 
     def head(self, n: int) -> Run:
         """The first ``n`` chunks of this run."""
-        return Run(self.chunks[:n], self.start, self.chunk_bytes, self.group, self.parent)
+        return replace(self, chunks=self.chunks[:n])
 
     def tail(self, n: int) -> Run:
-        """What is left of the run without its first ``n`` chunks."""
+        """What is left of the run without its first ``n`` chunks (``n <= len(run)``)."""
         parent = self.chunks[n - 1] if n else self.parent
-        return Run(self.chunks[n:], self.start + n, self.chunk_bytes, self.group, parent)
+        return replace(self, chunks=self.chunks[n:], start=self.start + n, parent=parent)
 
 
 @dataclass(slots=True)
@@ -66,7 +102,9 @@ class PolicyRequest:
 
     Attributes:
         request_id: unique among the requests of one engine.
-        runs: the prompt's full chunks, one run per KV-cache group.
+        runs: the prompt's full chunks, one run per KV-cache group. Before
+            ``on_finish`` the chunks of the output are appended: what the next
+            turn of the conversation will ask for.
         arrival: seconds on the policy's clock.
         tenant: who the request belongs to (its ``cache_salt``), "" if unknown.
         session: conversation or agent the request belongs to, "" if unknown.
@@ -100,6 +138,7 @@ class TierInfo:
         persistent: whether it outlives the engine.
         read_seconds: estimated time to promote that many bytes from it, kept up
             to date by the hierarchy from measurements.
+        write_seconds: the same for storing that many bytes in it.
 
     """
 
@@ -108,6 +147,12 @@ class TierInfo:
     shared: bool = False
     persistent: bool = False
     read_seconds: Callable[[int], float] = lambda _nbytes: 0.0
+    write_seconds: Callable[[int], float] = lambda _nbytes: 0.0
+
+
+def one_second_a_chunk(run: Run) -> float:
+    """Recompute cost where nobody has measured one: every chunk is worth the same."""
+    return float(len(run))
 
 
 class Policy(ABC):
@@ -122,6 +167,9 @@ class Policy(ABC):
         tiers: from nearest to the GPU to farthest.
         config: an instance of the class's ``Config``.
         clock: seconds, monotonic. Virtual in the simulator: use no other clock.
+        recompute_seconds: estimated time to prefill the chunks of a run if its
+            prefix is there, kept up to date from the measured prefill rate. With
+            ``TierInfo.read_seconds`` it gives what a copy in a tier is worth.
 
     """
 
@@ -137,10 +185,12 @@ class Policy(ABC):
         tiers: Sequence[TierInfo],
         config: BaseModel | None = None,
         clock: Callable[[], float] = lambda: 0.0,
+        recompute_seconds: Callable[[Run], float] = one_second_a_chunk,
     ) -> None:
         self.tiers = tuple(tiers)
         self.config = config if config is not None else self.Config()
         self.clock = clock
+        self.recompute_seconds = recompute_seconds
 
     # What happens -----------------------------------------------------------
 
@@ -152,10 +202,17 @@ class Policy(ABC):
 
         Called once per admission of a request, with the tier that held the bytes
         before they were promoted; "gpu" for what vLLM's own prefix cache held.
+        Other tiers may hold a copy of ``run``, all of it or parts.
         """
 
+    def on_start(self, request: PolicyRequest) -> None:  # noqa: B027
+        """The request left the queue: no longer waiting, whatever it hit."""
+
     def on_finish(self, request: PolicyRequest) -> None:  # noqa: B027
-        """The request ended; ``output_tokens`` and ``finish_reason`` are set."""
+        """The request ended; ``output_tokens`` and ``finish_reason`` are set.
+
+        Its last chunks may be stored only afterwards.
+        """
 
     def on_heat(self, run: Run, heat: Sequence[float]) -> None:  # noqa: B027
         """Measured attention mass per chunk of ``run``, when the probe is on."""
@@ -169,7 +226,10 @@ class Policy(ABC):
 
     @abstractmethod
     def on_remove(self, chunks: Sequence[ChunkId], tier: str) -> None:
-        """``tier`` no longer holds ``chunks``: evicted, lost or corrupt."""
+        """``tier`` no longer holds ``chunks``: evicted, lost or corrupt.
+
+        Chunks that ``tier`` never held may be among them.
+        """
 
     # What to do -------------------------------------------------------------
 
@@ -178,13 +238,26 @@ class Policy(ABC):
         """Chunks of ``tier`` to evict, best first, to free ``n_bytes``.
 
         An iterator: the caller skips what is pinned and stops when it has
-        enough, so there may be more than ``n_bytes`` worth. Must change nothing;
-        whatever is evicted comes back through ``on_remove``, after the caller
-        has let go of the iterator. Amortised O(1) a chunk.
+        enough, so go on past ``n_bytes`` worth until every chunk of the tier has
+        been named once. Must change nothing a later answer depends on; whatever
+        is evicted comes back through ``on_remove``, after the caller has let go
+        of the iterator. Amortised O(1) a chunk.
         """
 
+    def expired(self, tier: str) -> Iterable[ChunkId]:  # noqa: ARG002
+        """Chunks of ``tier`` to drop now although it has room (a TTL passed).
+
+        Asked about once a second, also of an idle engine. Like ``victims``: must
+        change nothing, pinned ones stay, the rest come back by ``on_remove``.
+        """
+        return ()
+
     def admit(self, run: Run, tier: str) -> int:  # noqa: ARG002
-        """How many chunks of ``run``, from its head, ``tier`` should take."""
+        """How many chunks of ``run``, from its head, ``tier`` should take.
+
+        Asked once before ``run`` is written to ``tier``, by a store, a promotion
+        or a demotion, and before room is made for it.
+        """
         return len(run)
 
     def place(self, run: Run) -> Sequence[str]:  # noqa: ARG002
@@ -203,5 +276,21 @@ class Policy(ABC):
 
         Called after ``on_request``. What ``request`` itself hits is promoted
         without being named here.
+        """
+        return ()
+
+    def anticipate(self) -> Iterable[Run]:
+        """Runs worth promoting now although no request asks, most useful first.
+
+        Asked about once a second while reads are idle: a session is about to
+        return, a prefix turned hot.
+        """
+        return ()
+
+    def favour(self, n_bytes: int) -> Iterable[Run]:  # noqa: ARG002
+        """Runs the GPU should rather keep, most valuable first, up to ``n_bytes``.
+
+        A soft pin: vLLM's prefix cache owns the GPU's blocks and may evict them
+        all the same. Asked at most once per engine step.
         """
         return ()

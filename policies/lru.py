@@ -1,0 +1,58 @@
+"""Least recently used, leaves first."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import ClassVar
+
+from pydantic import BaseModel
+
+from kvtiers.policies.base import (
+    ChunkId,
+    Policy,
+    PolicyRequest,
+    Run,
+    TierInfo,
+    one_second_a_chunk,
+)
+from kvtiers.policies.prefix_order import PrefixOrder
+
+
+class LruPolicy(Policy):
+    """Evicts from each tier the leaf of the prefix forest that was used longest ago.
+
+    What vLLM's own prefix cache does (it frees the blocks of a request tail
+    first) and SGLang's radix tree. Admits everything, writes it through to
+    every tier, demotes nothing. ``PrefixOrder`` says how it is kept.
+    """
+
+    name: ClassVar[str] = "lru"
+
+    def __init__(
+        self,
+        tiers: Sequence[TierInfo],
+        config: BaseModel | None = None,
+        clock: Callable[[], float] = lambda: 0.0,
+        recompute_seconds: Callable[[Run], float] = one_second_a_chunk,
+    ) -> None:
+        super().__init__(tiers, config, clock, recompute_seconds)
+        self._orders = {tier.name: PrefixOrder() for tier in self.tiers}
+
+    def on_access(self, run: Run, request: PolicyRequest, tier: str) -> None:  # noqa: ARG002
+        """Refresh the run in every tier that has some of it."""
+        for order in self._orders.values():
+            order.use(run)
+
+    def on_insert(self, run: Run, tier: str) -> None:
+        """Take the run in as the tier's most recent."""
+        self._orders[tier].add(run)
+
+    def on_remove(self, chunks: Sequence[ChunkId], tier: str) -> None:
+        """Forget the chunks."""
+        discard = self._orders[tier].discard
+        for chunk in chunks:
+            discard(chunk)
+
+    def victims(self, tier: str, n_bytes: int) -> Iterator[ChunkId]:  # noqa: ARG002
+        """All chunks of ``tier``, the least recently used first."""
+        return iter(self._orders[tier])

@@ -1,0 +1,48 @@
+"""A dict that grows without a pause one would notice.
+
+A Python dict moves all its entries when it grows: tens of milliseconds at a
+million entries, on the thread that schedules the engine. Many small dicts, of
+which a key's hash picks one, grow one at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable
+from typing import Generic, TypeVar
+
+K = TypeVar("K", bound=Hashable)
+V = TypeVar("V")
+
+_SHARDS = 256
+_MASK = _SHARDS - 1
+
+
+class ShardedDict(Generic[K, V]):
+    """The part of a dict's interface that policies need, in 256 pieces."""
+
+    __slots__ = ("_shards",)
+
+    def __init__(self) -> None:
+        self._shards: list[dict[K, V]] = [{} for _ in range(_SHARDS)]
+
+    def __len__(self) -> int:
+        return sum(map(len, self._shards))
+
+    def __contains__(self, key: K) -> bool:
+        return key in self._shards[hash(key) & _MASK]
+
+    def __delitem__(self, key: K) -> None:
+        del self._shards[hash(key) & _MASK][key]
+
+    def __setitem__(self, key: K, value: V) -> None:
+        self._shards[hash(key) & _MASK][key] = value
+
+    def get(self, key: K) -> V | None:
+        """The value of ``key``, None if there is none."""
+        return self._shards[hash(key) & _MASK].get(key)
+
+    def assign(self, keys: Iterable[K], value: V) -> None:
+        """Give all ``keys`` the same value."""
+        shards = self._shards
+        for key in keys:
+            shards[hash(key) & _MASK][key] = value
