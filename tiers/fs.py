@@ -1,0 +1,371 @@
+"""The filesystem tier: one file a chunk, on a local or mounted path."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import logging
+import os
+import stat
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Annotated, ClassVar, Literal
+
+from kvtiers.tiers import format as chunk_format
+from kvtiers.tiers.base import (
+    ALIGNMENT,
+    ChunkKey,
+    Entry,
+    ReadOutcome,
+    Tier,
+    TierConfig,
+    Usage,
+    WriteOutcome,
+)
+from kvtiers.tiers.buffers import aligned_buffer
+from kvtiers.tiers.direct_io import opened, transfer_in, transfer_out
+from kvtiers.tiers.fs_layout import Layout, Place, private_folder
+from kvtiers.tiers.fs_ledger import Ledger
+from kvtiers.tiers.fs_namespace import NamespaceBook
+from kvtiers.tiers.fs_quarantine import set_aside
+from kvtiers.tiers.fs_root import check_capacity, choose_direct, default_root, prepare_root
+from kvtiers.tiers.fs_scan import Scanner
+from pydantic import AfterValidator, Field
+
+logger = logging.getLogger(__name__)
+
+# Removed, also by another host of an NFS mount, between lookup and read.
+_GONE = frozenset({errno.ENOENT, errno.ESTALE})
+# A folder, link, FIFO or socket lies where the chunk should.
+_NOT_A_FILE = frozenset({errno.EISDIR, errno.ELOOP, errno.ESPIPE, errno.ENXIO})
+_FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
+
+# A prefix is of use up to its first gap, so it must go tail first, after a
+# restart too, when the files' times are all that is known of their use. Each
+# chunk is therefore stamped a little older than the one before it. A millisecond
+# is about what a chunk takes to move, so the order also holds where one run is
+# split into several calls.
+_STAMP_STEP_NS = 1_000_000
+
+
+class FsTier(Tier):
+    """Chunks as files under ``path``; see ``fs_layout`` for where, ``format`` for what.
+
+    A chunk is written to a temporary file and renamed, so a reader sees all of it
+    or nothing, also when the writer is killed. Every read is verified; a damaged
+    file is moved aside and counts as corrupt. Several engines may use one root:
+    what the others write is found by lookups, and counted by the next ``scan``.
+
+    Nothing is read at construction. ``usage`` and the bound know of files left by
+    earlier engines once ``scan`` has passed them.
+
+    Args:
+        config: see ``Config``.
+        payload_bytes: size of each chunk, a multiple of ``ALIGNMENT``.
+
+    Raises:
+        TierConfigError: the path can't be used, the file system has no room for
+            one chunk, ``capacity`` is below one chunk, or ``direct`` is demanded
+            where it does not work.
+
+    """
+
+    class Config(TierConfig):
+        """Options of the filesystem tier.
+
+        Attributes:
+            path: root folder, shared by all models and engines that name it.
+            capacity: bytes that chunks may take under ``path``, metadata
+                included; None is no bound but the file system's own.
+            direct: O_DIRECT; "auto" uses it where a trial in ``path`` succeeds.
+            fsync: wait for the device on every write. Without it a crash of the
+                machine (not of the engine) may lose chunks written in the last
+                seconds, or leave torn ones, which the checksum finds.
+
+        """
+
+        type: str = "fs"
+        path: Annotated[Path, AfterValidator(Path.expanduser)] = Field(default_factory=default_root)
+        capacity: int | None = None
+        direct: bool | Literal["auto"] = "auto"
+        fsync: bool = False
+
+    shared: ClassVar[bool] = True
+    persistent: ClassVar[bool] = True
+    config: Config
+
+    def __init__(self, config: Config, payload_bytes: int) -> None:
+        super().__init__(config, payload_bytes)
+        if payload_bytes <= 0 or payload_bytes % ALIGNMENT:
+            raise ValueError(f"payload_bytes must be a multiple of {ALIGNMENT}: {payload_bytes}")
+        self._chunk_bytes = payload_bytes + chunk_format.METADATA_BYTES
+        check_capacity(config.capacity, self._chunk_bytes)
+        self._layout = Layout(config.path)
+        prepare_root(config.path, self._layout.base, self._chunk_bytes)
+        self._direct = choose_direct(config.direct, self._layout.base)
+        self._ledger = Ledger(config.capacity)
+        self._namespaces = NamespaceBook(self._layout)
+        self._scratch = threading.local()
+        self._logged: set[object] = set()
+
+    def contains(self, keys: Sequence[ChunkKey]) -> list[bool]:
+        """See ``Tier.contains``. One ``access`` a key: cheaper than ``stat``."""
+        return [self._accepts(key) and os.access(self._path(key), os.F_OK) for key in keys]
+
+    def read(self, keys: Sequence[ChunkKey], buffers: Sequence[memoryview]) -> list[ReadOutcome]:
+        """See ``Tier.read``. A hit renews the file's modification time."""
+        work = zip(keys, buffers, _stamps(keys), strict=True)
+        return [self._read(key, payload, stamp) for key, payload, stamp in work]
+
+    def write(self, keys: Sequence[ChunkKey], buffers: Sequence[memoryview]) -> list[WriteOutcome]:
+        """See ``Tier.write``. A full file system is ``REFUSED``, as is the bound."""
+        work = zip(keys, buffers, _stamps(keys), strict=True)
+        return [self._write(key, payload, stamp) for key, payload, stamp in work]
+
+    def remove(self, keys: Sequence[ChunkKey]) -> int:
+        """See ``Tier.remove``. Works for namespaces whose chunks are refused too."""
+        return sum(self._remove(self._layout.place(key)) for key in keys)
+
+    def scan(self) -> Iterator[Entry]:
+        """See ``Tier.scan``. Also counts what it finds, and sweeps temporary files.
+
+        Safe beside all other calls; what they do meanwhile is neither lost nor
+        counted twice.
+        """
+        return Scanner(self._layout, self._ledger, self._namespaces).scan()
+
+    def usage(self) -> Usage:
+        """See ``Tier.usage``. Files of earlier engines count once they are scanned."""
+        return self._ledger.usage()
+
+    # Reading ------------------------------------------------------------------
+
+    def _read(self, key: ChunkKey, payload: memoryview, stamp: int) -> ReadOutcome:
+        place = self._layout.place(key)
+        try:
+            if not self._namespaces.accepts(key.namespace):
+                return ReadOutcome.MISS
+            with opened(place.path, os.O_RDONLY, direct=self._direct) as descriptor:
+                defect = self._fill(descriptor, key, payload)
+                if defect is None:
+                    _touch(descriptor, stamp)
+                    return ReadOutcome.HIT
+                # While the descriptor is open nothing else can have its inode.
+                self._quarantine(place, os.fstat(descriptor))
+        except OSError as error:
+            return self._not_read(place, error)
+        self._log_once(defect, f"{place.path}: {defect.value}. It counts as a miss.")
+        return ReadOutcome.CORRUPT
+
+    def _fill(
+        self, descriptor: int, key: ChunkKey, payload: memoryview
+    ) -> chunk_format.Defect | None:
+        metadata = self._metadata_buffer()
+        if transfer_in(descriptor, [payload, metadata]) < self._chunk_bytes:
+            return chunk_format.Defect.TRUNCATED
+        found = chunk_format.unpack(metadata)
+        if isinstance(found, chunk_format.Defect):
+            return found
+        return chunk_format.verify(found, key, payload)
+
+    def _not_read(self, place: Place, error: OSError) -> ReadOutcome:
+        if error.errno in _GONE:
+            return ReadOutcome.MISS
+        if error.errno in _NOT_A_FILE:
+            self._log_once(error.errno, f"{place.path} is not a file. It counts as a miss.")
+            self._quarantine(place)
+            return ReadOutcome.CORRUPT
+        self._log_error("read", error)
+        return ReadOutcome.FAILED
+
+    # Writing --------------------------------------------------------------------
+
+    def _write(self, key: ChunkKey, payload: memoryview, stamp: int) -> WriteOutcome:
+        place = self._layout.place(key)
+        try:
+            if not self._namespaces.accepts(key.namespace, create=True):
+                return WriteOutcome.REFUSED
+            if self._is_stored(place, stamp):
+                return WriteOutcome.EXISTS
+        except OSError as error:
+            return self._not_written(error)
+        if not self._ledger.reserve(self._chunk_bytes):
+            return WriteOutcome.REFUSED
+        stored = False
+        try:
+            stored = self._store(key, payload, place, stamp)
+        except OSError as error:
+            return self._not_written(error)
+        finally:
+            if not stored:
+                self._ledger.cancel(self._chunk_bytes)
+        return WriteOutcome.STORED if stored else WriteOutcome.EXISTS
+
+    def _is_stored(self, place: Place, stamp: int) -> bool:
+        """Whether the chunk is there; what can't be one is moved out of the way."""
+        try:
+            found = os.lstat(place.path)
+        except FileNotFoundError:
+            return False
+        if stat.S_ISREG(found.st_mode) and found.st_size == self._chunk_bytes:
+            _touch(place.path, stamp)
+            return True
+        self._quarantine(place, found)
+        return False
+
+    def _store(self, key: ChunkKey, payload: memoryview, place: Place, stamp: int) -> bool:
+        """Write the file; False if somebody else was faster. Raises OSError."""
+        temporary = self._layout.temporary(key.namespace.id, place.name)
+        metadata = self._metadata_buffer()
+        chunk_format.pack(key, payload, time.time(), metadata)
+        try:
+            self._write_temporary(temporary, [payload, metadata], stamp)
+            published = self._publish(temporary, place)
+        except OSError:
+            _unlink_quietly(temporary)
+            raise
+        if not published:
+            _unlink_quietly(temporary)
+        elif self.config.fsync:
+            self._sync_folder(place.folder)
+        return published
+
+    def _write_temporary(self, temporary: str, buffers: Sequence[memoryview], stamp: int) -> None:
+        try:
+            self._write_file(temporary, buffers, stamp)
+        except FileNotFoundError:
+            # The namespace's first chunk, or somebody emptied the root.
+            private_folder(os.path.dirname(temporary))
+            self._write_file(temporary, buffers, stamp)
+
+    def _write_file(self, path: str, buffers: Sequence[memoryview], stamp: int) -> None:
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
+        with opened(path, flags, direct=self._direct) as descriptor:
+            transfer_out(descriptor, buffers)
+            if self.config.fsync:
+                os.fsync(descriptor)
+            _touch(descriptor, stamp)
+
+    def _publish(self, temporary: str, place: Place) -> bool:
+        """Give the file its name and count it, as one step for this process.
+
+        Asking first keeps the count exact, and a name that is free takes a rename
+        1.4 times as fast as one that is taken.
+        """
+        folder = self._ledger.folder(place.folder)
+        with folder.lock:
+            if os.path.lexists(place.path):
+                return False
+            try:
+                os.rename(temporary, place.path)
+            except FileNotFoundError:
+                private_folder(place.folder)
+                os.rename(temporary, place.path)
+            folder.added(place.name, self._chunk_bytes)
+        return True
+
+    def _sync_folder(self, folder: str) -> None:
+        """Make the name durable. The chunk is stored even if this fails."""
+        try:
+            descriptor = os.open(folder, os.O_RDONLY)
+            try:
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
+        except OSError as error:
+            self._log_error("sync", error)
+
+    def _not_written(self, error: OSError) -> WriteOutcome:
+        self._log_error("write", error)
+        return WriteOutcome.REFUSED if error.errno in _FULL else WriteOutcome.FAILED
+
+    # Removing -------------------------------------------------------------------
+
+    def _remove(self, place: Place) -> bool:
+        folder = self._ledger.folder(place.folder)
+        with folder.lock:
+            try:
+                found = os.lstat(place.path)
+                os.unlink(place.path)
+            except FileNotFoundError:
+                return False
+            except OSError as error:
+                self._log_error("remove", error)
+                return False
+            return self._uncount(place, found)
+
+    def _quarantine(self, place: Place, expected: os.stat_result | None = None) -> None:
+        """Move what lies at ``place`` to the bad ones, unlink it if that fails.
+
+        Does nothing if it is no longer ``expected``: another thread may have
+        dealt with it, and stored the chunk anew.
+        """
+        folder = self._ledger.folder(place.folder)
+        try:
+            with folder.lock:
+                found = os.lstat(place.path)
+                if expected is not None and not os.path.samestat(found, expected):
+                    return
+                set_aside(place)
+                self._uncount(place, found)
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            self._log_error("quarantine", error)
+
+    def _uncount(self, place: Place, found: os.stat_result) -> bool:
+        """Take a file off the ledger; False for what was never on it."""
+        if not stat.S_ISREG(found.st_mode):
+            return False
+        self._ledger.folder(place.folder).removed(place.name, found.st_size)
+        return True
+
+    # Small things ---------------------------------------------------------------
+
+    def _path(self, key: ChunkKey) -> str:
+        return self._layout.place(key).path
+
+    def _accepts(self, key: ChunkKey) -> bool:
+        try:
+            return self._namespaces.accepts(key.namespace)
+        except OSError as error:
+            self._log_error("look up", error)
+            return False
+
+    def _metadata_buffer(self) -> memoryview:
+        """One per thread, kept: making one costs more than reading into it."""
+        buffer: memoryview | None = getattr(self._scratch, "metadata", None)
+        if buffer is None:
+            buffer = self._scratch.metadata = aligned_buffer(chunk_format.METADATA_BYTES)
+        return buffer
+
+    def _log_error(self, doing: str, error: OSError) -> None:
+        self._log_once((doing, error.errno), f"Could not {doing} a chunk: {error}")
+
+    def _log_once(self, what: object, text: str) -> None:
+        if what not in self._logged:
+            self._logged.add(what)
+            logger.warning("%s Further cases are counted, not logged.", text)
+
+
+def _stamps(keys: Sequence[ChunkKey]) -> list[int]:
+    """Modification times for the files of a call, in nanoseconds, the head's youngest."""
+    now = time.time_ns()
+    positions = [key.position for key in keys]
+    if any(position < 0 for position in positions):
+        positions = list(range(len(keys)))
+    return [now - position * _STAMP_STEP_NS for position in positions]
+
+
+def _touch(file: int | str, stamp: int) -> None:
+    """Record the use. Ours to set, since mounts differ in what they do to atime."""
+    # A mount that became read-only still serves hits.
+    with contextlib.suppress(OSError):
+        os.utime(file, ns=(stamp, stamp))
+
+
+def _unlink_quietly(path: str) -> None:
+    with contextlib.suppress(OSError):
+        os.unlink(path)

@@ -1,0 +1,104 @@
+"""Where things lie in a filesystem tier, and what a name means.
+
+    ROOT/v1/<namespace id>/namespace.json      the namespace's facts, for humans
+                           ab/ab12….kv         chunks, by the hash's first byte
+                           tmp/                files being written
+                           bad/                the last few damaged files
+
+256 folders a namespace: a million chunks are 4,000 a folder, which file systems
+still list fast, and a scan never holds more than one folder in memory. Paths are
+strings and not ``Path`` objects: a lookup builds thousands a second.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+from pathlib import Path
+from typing import NamedTuple
+
+from kvtiers.tiers.base import ChunkKey
+from kvtiers.tiers.format import MAX_HASH_BYTES
+
+FACTS = "namespace.json"
+TEMPORARY = "tmp"
+BAD = "bad"
+
+_SUFFIX = ".kv"
+
+
+class Place(NamedTuple):
+    """The file of one chunk."""
+
+    folder: str
+    name: str
+
+    @property
+    def path(self) -> str:
+        """The whole path."""
+        return f"{self.folder}/{self.name}"
+
+    @property
+    def bad(self) -> str:
+        """Where its namespace's damaged files go."""
+        return f"{os.path.dirname(self.folder)}/{BAD}"
+
+
+class Layout:
+    """Paths under one root."""
+
+    def __init__(self, root: Path) -> None:
+        self.base = os.fspath(root / "v1")
+
+    def place(self, key: ChunkKey) -> Place:
+        """Where the chunk lies."""
+        name = key.hash.hex()
+        return Place(f"{self.base}/{key.namespace.id}/{name[:2]}", name + _SUFFIX)
+
+    def facts(self, namespace_id: str) -> Path:
+        """Where the namespace's facts lie."""
+        return Path(self.base, namespace_id, FACTS)
+
+    def temporary(self, namespace_id: str, name: str) -> str:
+        """A path that nobody else uses, on any host that mounts the same root."""
+        unique = f"{name}.{os.getpid()}.{secrets.token_hex(8)}"
+        return f"{self.base}/{namespace_id}/{TEMPORARY}/{unique}"
+
+
+def is_chunk_folder(name: str) -> bool:
+    """Whether a folder of that name in a namespace holds chunks."""
+    return len(name) == 2 and _hash(name) is not None
+
+
+def hash_of(folder_name: str, name: str) -> bytes | None:
+    """The hash that a file's name spells, None if it is no chunk's name."""
+    stem = name.removesuffix(_SUFFIX)
+    digest = _hash(stem)
+    if stem == name or digest is None or not stem.startswith(folder_name):
+        return None
+    return digest if len(digest) <= MAX_HASH_BYTES else None
+
+
+def _hash(text: str) -> bytes | None:
+    try:
+        digest = bytes.fromhex(text)
+    except ValueError:
+        return None
+    # ``fromhex`` takes capitals and spaces too; we never write them.
+    return digest if digest.hex() == text else None
+
+
+def private_folder(path: str) -> None:
+    """Make a folder and what is missing above it, for the owner only.
+
+    The mode is given to every folder made: ``os.makedirs`` gives it to the last
+    one only, and KV is its user's text.
+    """
+    try:
+        os.mkdir(path, 0o700)
+    except FileExistsError:
+        if not os.path.isdir(path):
+            raise
+    except FileNotFoundError:
+        private_folder(os.path.dirname(path))
+        private_folder(path)

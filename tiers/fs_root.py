@@ -1,0 +1,76 @@
+"""What is checked once, before a filesystem tier is used."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+from typing import Literal
+
+from kvtiers.tiers.base import TierConfigError
+from kvtiers.tiers.direct_io import direct_works
+from kvtiers.tiers.fs_layout import private_folder
+
+
+def default_root() -> Path:
+    """``kvtiers`` in the user's cache folder."""
+    cache = os.environ.get("XDG_CACHE_HOME", "")
+    # The XDG specification has relative values ignored.
+    return (Path(cache) if os.path.isabs(cache) else Path.home() / ".cache") / "kvtiers"
+
+
+def check_capacity(capacity: int | None, chunk_bytes: int) -> None:
+    """Raise TierConfigError if not one chunk fits."""
+    if capacity is not None and capacity < chunk_bytes:
+        raise TierConfigError(
+            f"The filesystem tier's 'capacity' of {capacity} bytes is less than one chunk "
+            f"takes, which is {chunk_bytes} bytes with its metadata. Give it room for many "
+            f"chunks, or leave the tier out."
+        )
+
+
+def prepare_root(root: Path, base: str, chunk_bytes: int) -> None:
+    """Make ``base`` under ``root``, and raise TierConfigError if it can't hold a chunk."""
+    try:
+        root.parent.mkdir(parents=True, exist_ok=True)
+        private_folder(base)
+        with tempfile.NamedTemporaryFile(dir=base, prefix="probe-"):
+            pass
+        free = _free_bytes(base)
+    except (FileExistsError, NotADirectoryError) as error:
+        raise TierConfigError(
+            f"The filesystem tier's 'path' {str(root)!r} is not a folder, or lies below "
+            f"something that is none ({error}). Name a folder, or a path where one can be "
+            f"made."
+        ) from error
+    except OSError as error:
+        raise TierConfigError(
+            f"The filesystem tier cannot write in its 'path' {str(root)!r} ({error}). Give "
+            f"this user the right to write there, or name another folder."
+        ) from error
+    if free is not None and free < chunk_bytes:
+        raise TierConfigError(
+            f"The file system of the filesystem tier's 'path' {str(root)!r} has {free} bytes "
+            f"free, and one chunk takes {chunk_bytes}. Free some space (what lies in {base} "
+            f"may be deleted while no engine uses it), or name a folder on another disk."
+        )
+
+
+def choose_direct(wanted: bool | Literal["auto"], base: str) -> bool:
+    """Whether to use O_DIRECT. Raises TierConfigError if demanded and impossible."""
+    if wanted is False:
+        return False
+    works = direct_works(Path(base))
+    if wanted is True and not works:
+        raise TierConfigError(
+            f"The filesystem tier's 'direct' is true, but the file system of {base} does not "
+            f"take O_DIRECT. Set it to 'auto' or false, or name a 'path' on another disk."
+        )
+    return works
+
+
+def _free_bytes(folder: str) -> int | None:
+    """Bytes this user may still write, None where the file system does not say."""
+    status = os.statvfs(folder)
+    # Some FUSE file systems know no sizes and answer zero for all.
+    return status.f_bavail * status.f_frsize if status.f_blocks else None
