@@ -1,0 +1,70 @@
+"""The command ``kvtiers``. Nothing heavy is imported before a command needs it."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.metadata
+import sys
+from collections.abc import Callable, Sequence
+from typing import NoReturn
+
+from kvtiers.connector.config_errors import ConfigError, did_you_mean
+from kvtiers.tools import config_report, demo
+
+
+class _Parser(argparse.ArgumentParser):
+    """Says which command may have been meant."""
+
+    commands: Sequence[str] = ()
+
+    def error(self, message: str) -> NoReturn:
+        if self.commands and "invalid choice" in message:
+            word = message.split("'")[1]
+            message = (
+                f"unknown command '{word}'.{did_you_mean(word, self.commands)} "
+                f"Commands: {', '.join(self.commands)}"
+            )
+        super().error(message)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command. Returns the exit status: 0 good, 1 failed, 2 wrong input."""
+    arguments = _parser().parse_args(argv)
+    run: Callable[[argparse.Namespace], int] = arguments.run
+    try:
+        return run(arguments)
+    except ConfigError as error:
+        for problem in error.problems:
+            print(f"kvtiers: {problem}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        return 130
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _Parser(prog="kvtiers", description="A KV cache in tiers for vLLM.")
+    version = importlib.metadata.version("kvtiers")
+    parser.add_argument("--version", action="version", version=f"kvtiers {version}")
+    commands = parser.add_subparsers(metavar="COMMAND", required=True, parser_class=_Parser)
+
+    config = commands.add_parser(
+        "config",
+        help="check a configuration and show it with each value's origin",
+        description="Checks a configuration without a server and prints every value with where "
+        "it comes from. Without a file: what the environment and the defaults make. "
+        "The exit status is 2 if the configuration cannot work.",
+    )
+    config_report.add_arguments(config)
+    config.set_defaults(run=config_report.run)
+
+    show = commands.add_parser(
+        "demo",
+        help="time a real vLLM server cold and with hits in each tier",
+        description="Starts a real vLLM server with kvtiers on its defaults and prints the time "
+        "to first token of long prompts: cold, from the GPU, from CPU memory, and from disk "
+        "after a restart.",
+    )
+    demo.add_arguments(show)
+    show.set_defaults(run=demo.run)
+    parser.commands = list(commands.choices)
+    return parser
