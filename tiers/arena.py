@@ -116,7 +116,7 @@ class Arena:
         view = (ctypes.c_char * (count * self.slot_bytes)).from_buffer(
             self._mmap, first * self.slot_bytes
         )
-        return _madvise(ctypes.addressof(view), len(view), _MADV_POPULATE_WRITE) == 0
+        return bool(_madvise(ctypes.addressof(view), len(view), _MADV_POPULATE_WRITE) == 0)
 
     def close(self) -> None:
         """Unmap. Views that others still hold keep the memory until they are gone."""

@@ -1,0 +1,583 @@
+"""The hierarchy: one state machine for chunks over tiers.
+
+Locking design: by ownership. Everything here runs on one thread, the engine's
+scheduler thread in a live engine, and never blocks on a tier. Tiers are called
+by their workers' threads; what they answer lies in a deque until ``poll`` takes
+it in. So there is no lock to hold, no callback to be surprised by, and a tier
+that hangs delays nothing but the chunks asked of it.
+
+What holds at all times (checked by tests/unit/test_hierarchy_machine.py):
+
+- a chunk is READY only after all of its bytes are in its slot;
+- a slot has at most one owner, and is given back only when it has none and
+  nobody has it pinned (see ``slots``);
+- a pinned slot is never evicted;
+- every op that was submitted comes back once, and takes its pins with it.
+
+The parts: ``residency`` (what is where), ``promotion`` (up), ``spill`` (down),
+``eviction`` (out). This module is what an engine calls.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from kvtiers.policies import ChunkId, Policy, PolicyRequest, Run, TierInfo
+from kvtiers.tiers.base import ChunkKey, Namespace, ReadOutcome, Tier, Usage, WriteOutcome
+from kvtiers.tiers.breaker import Breaker, BreakerState
+from kvtiers.tiers.cpu import CpuTier
+from kvtiers.tiers.directory import Chunk, State, runs_of
+from kvtiers.tiers.eviction import Eviction
+from kvtiers.tiers.lower import LowerTier, MakeWorkers
+from kvtiers.tiers.promotion import Promotion
+from kvtiers.tiers.requests import Lookup, RequestState
+from kvtiers.tiers.residency import CPU, GPU, Residency
+from kvtiers.tiers.spill import Spill
+from kvtiers.tiers.workers import Op, OpKind, ThreadWorkers
+
+logger = logging.getLogger(__name__)
+
+# Share of the arena that stores waiting for one lower tier may pin.
+_STORE_SHARE = 0.25
+# What a request waits at most for anything, if there is no lower tier to say so.
+_DEFAULT_PATIENCE = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class TierStats:
+    """Figures of one tier. ``counts`` are increases since they were last taken."""
+
+    name: str
+    usage: Usage
+    counts: Mapping[str, int]
+    breaker: BreakerState = BreakerState.CLOSED
+
+
+class Hierarchy:
+    """Directory, pins, moves, budgets, deadlines and breakers over all tiers.
+
+    Args:
+        cpu: the arena's tier.
+        lower: further tiers by name, nearest first.
+        make_policy: builds the policy from what it may know of the tiers.
+        namespace: what the bytes of this engine mean.
+        observed: tiers that somebody else manages, such as vLLM's prefix cache
+            ("gpu"): name -> a function that says how full it is.
+        clock: seconds, monotonic.
+        make_workers: builds the threads of a tier (default: ``ThreadWorkers``).
+
+    """
+
+    def __init__(
+        self,
+        cpu: CpuTier,
+        lower: Mapping[str, Tier],
+        make_policy: Callable[[Sequence[TierInfo], Callable[[], float]], Policy],
+        namespace: Namespace,
+        *,
+        observed: Mapping[str, Callable[[], Usage]] | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        make_workers: MakeWorkers | None = None,
+    ) -> None:
+        self._clock = clock
+        self._observed = dict(observed or {})
+        self._done: deque[tuple[LowerTier, Op]] = deque()
+        self._lower = self._make_lower(cpu, lower, make_workers or self._thread_workers)
+        patience = max((tier.deadline for tier in self._lower), default=_DEFAULT_PATIENCE)
+        self._patience = patience
+        infos = [TierInfo(CPU, cpu.arena.nbytes)]
+        infos += [
+            TierInfo(t.name, t.capacity, t.tier.shared, t.tier.persistent, t.read_seconds)
+            for t in self._lower
+        ]
+        self.policy = make_policy(infos, clock)
+        self._residency = Residency(cpu, self._lower, self.policy, namespace, clock)
+        self._spill = Spill(self._residency)
+        self._eviction = Eviction(self._residency, self._spill)
+        self._promotion = Promotion(self._residency, self._eviction, patience)
+        self._requests: dict[str, RequestState] = {}
+        # Pins of the engine's own copies, by what ends them.
+        self._storing: dict[bytes, int] = {}
+        self._loading: dict[str, tuple[list[bytes], list[int]]] = {}
+        self._quarantine: list[int] = []
+        for tier in self._lower:
+            self._eviction.scan(tier)
+
+    def _make_lower(
+        self, cpu: CpuTier, tiers: Mapping[str, Tier], make_workers: MakeWorkers
+    ) -> list[LowerTier]:
+        made: list[LowerTier] = []
+        for index, (name, tier) in enumerate(tiers.items()):
+
+            def done(op: Op, index: int = index) -> None:
+                self._done.append((self._lower[index], op))
+
+            made.append(
+                LowerTier(
+                    name=name,
+                    bit=1 << index,
+                    tier=tier,
+                    workers=make_workers(tier, done, tier.config.threads),
+                    breaker=Breaker(self._clock),
+                    deadline=tier.config.deadline,
+                    capacity=tier.usage().limit,
+                    store_budget=max(1, int(cpu.arena.slots * _STORE_SHARE)) * cpu.payload_bytes,
+                    chunk_bytes=cpu.payload_bytes,
+                )
+            )
+        return made
+
+    def _thread_workers(
+        self, tier: Tier, done: Callable[[Op], None], threads: int
+    ) -> ThreadWorkers:
+        return ThreadWorkers(tier, done, self._clock, threads)
+
+    @property
+    def namespace(self) -> Namespace:
+        """What the bytes of this engine mean."""
+        return self._residency.namespace
+
+    # A request's way through ------------------------------------------------
+
+    def begin(
+        self,
+        facts: PolicyRequest,
+        beyond_gpu: Sequence[Run] | None = None,
+        windowed: frozenset[int] = frozenset(),
+    ) -> None:
+        """A request arrived: ask every lower tier about all of it, in one batch each.
+
+        Args:
+            facts: with ``runs``, one per KV-cache group.
+            beyond_gpu: what of ``runs`` the GPU does not hold (default: all).
+            windowed: groups that need only the last chunks of a prefix.
+
+        """
+        ask = facts.runs if beyond_gpu is None else beyond_gpu
+        request = RequestState(facts, windowed, tuple(ask))
+        self._requests[facts.request_id] = request
+        self.policy.on_request(facts)
+        self._ask(request, [key for run in ask for key in run.chunks])
+        self._plan(request)
+
+    def lookup(self, request_id: str, key: bytes) -> Lookup:
+        """Whether ``key`` can be loaded for the request. O(1), never blocks."""
+        if self._done:
+            self.poll()
+        chunk = self._residency.get(key)
+        if chunk is not None and chunk.state is State.READY:
+            waiting = self._promotion.waits(request_id)
+            if waiting is not None:
+                # Found again beside chunks that must be read: hold it with them.
+                self._promotion.want(waiting, key)
+            return Lookup.HIT
+        request = self._requests.get(request_id)
+        if request is None or request.expired or key in request.missed:
+            return Lookup.MISS
+        answer = self._pending_answer(request, key, chunk)
+        if answer is Lookup.MISS:
+            request.give_up((key,))
+        elif self._out_of_time(request):
+            self._expire(request)
+            return Lookup.MISS
+        return answer
+
+    def _pending_answer(self, request: RequestState, key: bytes, chunk: Chunk | None) -> Lookup:
+        if chunk is not None:
+            if chunk.state is not State.ABSENT:
+                return Lookup.PENDING
+            if self._residency.source(chunk) is not None:
+                self._promotion.want(request, key)
+                return Lookup.PENDING
+        if key not in request.asked:
+            self._ask(request, (key,))
+        return Lookup.UNKNOWN if key in request.unanswered else Lookup.MISS
+
+    def load(self, request_id: str, keys: Sequence[bytes]) -> list[int]:
+        """The engine copies these to the GPU now: their slots, pinned.
+
+        A key that is not ready (it was, when the engine looked) gives -1, which
+        the worker reports as a failed load.
+        """
+        slots: list[int] = []
+        for key in keys:
+            chunk = self._residency.get(key)
+            ready = chunk is not None and chunk.state is State.READY
+            slots.append(chunk.slot if chunk is not None and ready else -1)
+        pinned = [slot for slot in slots if slot >= 0]
+        for slot in pinned:
+            self._residency.slots.pin(slot)
+        old_keys, old_slots = self._loading.get(request_id, ([], []))
+        self._loading[request_id] = ([*old_keys, *keys], old_slots + pinned)
+        request = self._requests.get(request_id)
+        if request is not None:
+            self._promotion.release(request)
+        return slots
+
+    def admitted(self, request_id: str, gpu_chunks: Mapping[int, int]) -> None:
+        """The engine starts the request: count who served what, tell the policy.
+
+        Args:
+            request_id: the request, after ``load`` if it loads.
+            gpu_chunks: per group, how many leading chunks the GPU held.
+
+        """
+        request = self._requests.get(request_id)
+        if request is None:
+            return
+        loaded = frozenset(self._loading.get(request_id, ((), ()))[0])
+        for run in request.facts.runs:
+            held = min(gpu_chunks.get(run.group, 0), len(run))
+            if held:
+                self._residency.counts[GPU]["hits"] += held
+                self.policy.on_access(run.head(held), request.facts, GPU)
+            self._account(request, run.tail(held), loaded)
+
+    def _account(self, request: RequestState, run: Run, loaded: frozenset[bytes]) -> None:
+        by_tier: dict[str, list[Chunk]] = {}
+        missed = 0
+        for key in run.chunks:
+            chunk = self._residency.get(key)
+            if chunk is not None and key in loaded:
+                by_tier.setdefault(request.source.get(chunk.key, CPU), []).append(chunk)
+            else:
+                missed += 1
+        for name, chunks in by_tier.items():
+            for served in runs_of(chunks, self._residency.chunk_bytes):
+                self.policy.on_access(served, request.facts, name)
+        if run.group in request.windowed:
+            # What lies before the window was not looked for, so it was not missed.
+            missed = 0
+        # A chunk that a tier served was a miss in every tier above it.
+        misses = missed + sum(map(len, by_tier.values()))
+        self._residency.counts[GPU]["misses"] += misses
+        for name, counts in self._all_counts():
+            hits = len(by_tier.get(name, ()))
+            misses -= hits
+            counts["hits"] += hits
+            counts["misses"] += misses
+
+    def loaded(self, request_id: str) -> None:
+        """The engine's copy to the GPU has ended, well or not."""
+        _, slots = self._loading.pop(request_id, ((), ()))
+        self._residency.slots.unpin(slots)
+
+    def load_failed(self, request_id: str) -> None:
+        """A load of the request failed: its chunks are dropped, and misses for it.
+
+        Without that the engine, which asks again, would load the same bytes for
+        ever. ``loaded`` still follows.
+        """
+        keys, slots = self._loading.get(request_id, ([], []))
+        self.spoil(slots)
+        request = self._requests.get(request_id)
+        if request is not None:
+            request.give_up(keys)
+            self._expire(request)
+
+    def end(self, request_id: str) -> None:
+        """The request finished or was aborted. Its copies may still be under way."""
+        request = self._requests.pop(request_id, None)
+        if request is not None:
+            self._expire(request)
+            self._promotion.release(request)
+            self.policy.on_finish(request.facts)
+
+    # Stores by the engine ---------------------------------------------------
+
+    def reserve(self, request_id: str, runs: Sequence[Run]) -> list[tuple[bytes, int]]:
+        """Slots for chunks that the engine is about to store, as (key, slot).
+
+        Leaves out what the arena has or is getting, what the policy does not
+        admit, and what there is no room for (from the tail).
+        """
+        request = self._requests.get(request_id)
+        if request is not None and not request.stores:
+            return []
+        taken: list[tuple[bytes, int]] = []
+        for run in runs:
+            admitted = self.policy.admit(run, CPU)
+            self._residency.counts[CPU]["refused"] += len(run) - admitted
+            taken += self._reserve(run.head(admitted))
+        return taken
+
+    def _reserve(self, run: Run) -> list[tuple[bytes, int]]:
+        absent = [index for index, key in enumerate(run.chunks) if not self._in_arena(key)]
+        room = self._eviction.make_room(len(absent))
+        self._residency.counts[CPU]["dropped"] += len(absent) - room
+        taken: list[tuple[bytes, int]] = []
+        for index in absent[:room]:
+            key = run.chunks[index]
+            parent = run.chunks[index - 1] if index else run.parent
+            assert isinstance(key, bytes)
+            assert parent is None or isinstance(parent, bytes)
+            chunk = self._residency.directory.ensure(key, run.start + index, run.group, parent)
+            self._storing[key] = self._residency.take_slot(chunk, State.FILLING)
+            taken.append((key, chunk.slot))
+        return taken
+
+    def _in_arena(self, key: ChunkId) -> bool:
+        chunk = self._residency.get(key)
+        return chunk is not None and chunk.state is not State.ABSENT
+
+    def stored(self, keys: Iterable[bytes], success: bool = True) -> None:
+        """The engine's copy into the arena has ended; what was not spoiled is readable now."""
+        ready: list[Chunk] = []
+        slots: list[int] = []
+        for key in keys:
+            slot = self._storing.pop(key, None)
+            if slot is None:
+                continue
+            slots.append(slot)
+            chunk = self._residency.slots.owner(slot)
+            if chunk is None:
+                continue
+            if success:
+                ready.append(chunk)
+            else:
+                self._residency.drop((chunk,))
+        self._residency.counts[CPU]["bytes_written"] += len(ready) * self._residency.chunk_bytes
+        for run in self._residency.ready(ready):
+            self._spill.write_through(run)
+        self._residency.slots.unpin(slots)
+        for tier in self._lower:
+            self._eviction.enforce(tier)
+
+    def slots_of_stores(self, keys: Iterable[bytes]) -> list[int]:
+        """Slots of stores under way."""
+        return [self._storing[key] for key in keys if key in self._storing]
+
+    def spoil(self, slots: Iterable[int]) -> None:
+        """The bytes in these slots can't be trusted: nobody will load them."""
+        chunks = [self._residency.slots.owner(slot) for slot in slots]
+        bad = [chunk for chunk in chunks if chunk is not None]
+        self._residency.counts[CPU]["failures"] += len(bad)
+        self._residency.drop(bad)
+
+    # Once per step ----------------------------------------------------------
+
+    def tick(self) -> None:
+        """Take in answers, end waits, start moves."""
+        self.poll()
+        now = self._clock()
+        for tier in self._lower:
+            for op in tier.overdue(now):
+                self._give_up(tier, op)
+        self._promotion.start()
+
+    def poll(self) -> None:
+        """Take in what the workers have finished."""
+        while self._done:
+            tier, op = self._done.popleft()
+            tier.returned(op)
+            if op.usage is not None:
+                tier.used = op.usage.nbytes
+            self._judge(tier, op)
+            # What was asked in an earlier epoch, or is no longer waited for,
+            # changes nothing any more; only its pins end here.
+            if op.epoch == self._residency.epoch and not op.given_up:
+                self._apply(tier, op)
+            self._residency.slots.unpin(op.slots)
+            if op.kind is OpKind.REMOVE:
+                tier.removing = False
+            if op.kind is not OpKind.CONTAINS:
+                self._eviction.enforce(tier)
+
+    def _apply(self, tier: LowerTier, op: Op) -> None:
+        if op.kind is OpKind.CONTAINS:
+            self._answered(tier, op, op.found)
+        elif op.kind is OpKind.READ:
+            self._promotion.landed(tier, op)
+        elif op.kind is OpKind.WRITE:
+            self._spill.written(tier, op)
+        elif op.kind is OpKind.SCAN:
+            self._residency.adopt(tier, op.entries)
+
+    def _judge(self, tier: LowerTier, op: Op) -> None:
+        """What an op's outcome says of the tier."""
+        if op.error is not None:
+            self._log_once(tier, op)
+        failures = op.reads.count(ReadOutcome.FAILED) + op.writes.count(WriteOutcome.FAILED)
+        if op.error is not None or failures:
+            tier.counts["failures"] += max(1, failures)
+            self._failed(tier)
+        elif not op.given_up and op.kind is not OpKind.SCAN:
+            tier.breaker.success()
+            if op.kind is OpKind.READ:
+                tier.observe_read(len(op.keys) * tier.chunk_bytes, op.seconds)
+
+    def _failed(self, tier: LowerTier) -> None:
+        if tier.breaker.failure():
+            tier.counts["breaker_opened"] += 1
+            logger.warning(
+                "The %s tier keeps failing or is too slow: it is left alone for now and "
+                "probed again by itself.",
+                tier.name,
+            )
+
+    def _log_once(self, tier: LowerTier, op: Op) -> None:
+        kind = f"{op.kind.value} {type(op.error).__name__}"
+        if kind not in tier.logged:
+            tier.logged.add(kind)
+            logger.warning(
+                "The %s tier failed in %s(); further errors of this kind are only counted.",
+                tier.name,
+                op.kind.value,
+                exc_info=op.error,
+            )
+
+    def _give_up(self, tier: LowerTier, op: Op) -> None:
+        """An op is overdue: whoever waits for it waits no longer."""
+        op.given_up = True
+        tier.counts["timeouts"] += 1
+        self._failed(tier)
+        if op.epoch == self._residency.epoch:
+            if op.kind is OpKind.READ:
+                self._promotion.give_up(tier, op)
+            elif op.kind is OpKind.CONTAINS:
+                self._answered(tier, op, [False] * len(op.keys))
+        if tier.cancel(op):
+            self._residency.slots.unpin(op.slots)
+
+    # Lookups in lower tiers -------------------------------------------------
+
+    def _ask(self, request: RequestState, keys: Sequence[ChunkId]) -> None:
+        unknown: list[bytes] = []
+        for key in keys:
+            assert isinstance(key, bytes)
+            chunk = self._residency.get(key)
+            if chunk is None or (
+                chunk.state is State.ABSENT and self._residency.source(chunk) is None
+            ):
+                unknown.append(key)
+            request.asked.add(key)
+        named = [ChunkKey(self.namespace, key) for key in unknown]
+        for tier in self._lower if unknown else ():
+            if not tier.breaker.allows():
+                continue
+            for key in unknown:
+                request.unanswered[key] = request.unanswered.get(key, 0) + 1
+            tier.submit(
+                Op(
+                    OpKind.CONTAINS,
+                    named,
+                    request_id=request.facts.request_id,
+                    epoch=self._residency.epoch,
+                    deadline=self._clock() + tier.deadline,
+                )
+            )
+
+    def _answered(self, tier: LowerTier, op: Op, found: Sequence[bool]) -> None:
+        there = [key.hash for key, yes in zip(op.keys, found, strict=True) if yes]
+        self._residency.now_in(tier, [self._residency.directory.ensure(key) for key in there])
+        request = self._requests.get(op.request_id)
+        if request is None or request.expired:
+            return
+        for key in op.keys:
+            left = request.unanswered.get(key.hash, 0) - 1
+            if left > 0:
+                request.unanswered[key.hash] = left
+            else:
+                request.unanswered.pop(key.hash, None)
+        self._plan(request)
+
+    def _plan(self, request: RequestState) -> None:
+        """Want the leading run that tiers hold, before the engine looks.
+
+        Not for hybrids: which chunks they need depends on how far all groups
+        reach, which the engine's own lookups find out.
+        """
+        if len(request.beyond_gpu) != 1 or request.windowed or request.unanswered:
+            return
+        leading: list[Chunk] = []
+        for key in request.beyond_gpu[0].chunks:
+            chunk = self._residency.get(key)
+            if chunk is None or (
+                chunk.state is State.ABSENT and self._residency.source(chunk) is None
+            ):
+                break
+            leading.append(chunk)
+        if any(chunk.state is State.ABSENT for chunk in leading):
+            # All of it, so that what is there already is held for the rest.
+            for chunk in leading:
+                self._promotion.want(request, chunk.key)
+
+    def _out_of_time(self, request: RequestState) -> bool:
+        now = self._clock()
+        if request.deadline is None:
+            request.deadline = now + self._patience
+        return now >= request.deadline
+
+    def _expire(self, request: RequestState) -> None:
+        """What has not landed by now is a miss for this request."""
+        request.expired = True
+        request.unanswered.clear()
+        self._promotion.forget(request)
+
+    # Reset, figures, end ----------------------------------------------------
+
+    def reset(self, namespace: Namespace) -> None:
+        """Nothing stored so far may be served any more; delete nothing that others share.
+
+        Slots that the engine's workers may still be writing to or reading from
+        stay pinned until ``flushed``.
+        """
+        self._promotion.reset(self._requests.values())
+        for request in self._requests.values():
+            self._expire(request)
+            request.stores = False
+        self._quarantine += self._storing.values()
+        for _, slots in self._loading.values():
+            self._quarantine += slots
+        self._storing.clear()
+        self._loading.clear()
+        self._residency.start_epoch(namespace)
+
+    def flushed(self) -> None:
+        """Every copy that was under way at the last reset has ended."""
+        self._residency.slots.unpin(self._quarantine)
+        self._quarantine.clear()
+
+    def stats(self) -> list[TierStats]:
+        """Figures of every tier, nearest to the GPU first; takes the counts."""
+        usages = {name: usage() for name, usage in self._observed.items()}
+        usages[CPU] = self._residency.cpu.usage()
+        breakers: dict[str, BreakerState] = {}
+        for tier in self._lower:
+            usages[tier.name] = Usage(tier.used, tier.used // tier.chunk_bytes, tier.capacity)
+            breakers[tier.name] = tier.breaker.state
+        stats = []
+        for name, counts in self._all_counts(GPU):
+            if name in usages:
+                breaker = breakers.get(name, BreakerState.CLOSED)
+                stats.append(TierStats(name, usages[name], dict(+counts), breaker))
+                counts.clear()
+        return stats
+
+    def _all_counts(self, *above: str) -> list[tuple[str, Counter[str]]]:
+        counts = [(name, self._residency.counts[name]) for name in (*above, CPU)]
+        return counts + [(tier.name, tier.counts) for tier in self._lower]
+
+    def idle(self) -> bool:
+        """Whether no move is under way and no answer waits to be taken in."""
+        ops = (op for tier in self._lower for op in tier.ops)
+        return not self._done and all(op.kind is OpKind.SCAN for op in ops)
+
+    def pinned(self) -> int:
+        """Slots that somebody uses."""
+        return self._residency.slots.pinned
+
+    def close(self, timeout: float = 5.0) -> None:
+        """Let stores under way end, within ``timeout`` seconds, and release everything."""
+        end = time.monotonic() + timeout
+        while not self.idle() and time.monotonic() < end:
+            self.poll()
+            time.sleep(0.005)
+        for tier in self._lower:
+            tier.workers.close(max(0.0, end - time.monotonic()))
+            tier.tier.close()
+        self._residency.cpu.close()

@@ -1,0 +1,143 @@
+"""A tier below the arena, as the hierarchy sees it: budget, breaker, figures."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from kvtiers.tiers.base import ChunkKey, Tier
+from kvtiers.tiers.breaker import Breaker
+from kvtiers.tiers.workers import Op, OpKind, Workers
+
+T = TypeVar("T")
+
+# One op reads or writes about this much: enough to be efficient, little enough
+# that the threads of a tier share a prefix evenly.
+_OP_BYTES = 16 * 1024 * 1024
+
+
+@dataclass(eq=False)
+class LowerTier:
+    """State that the hierarchy keeps per lower tier. One thread: the hierarchy's.
+
+    Attributes:
+        name: as configured.
+        bit: the tier's bit in ``Chunk.where``.
+        tier: the tier itself. Only its workers call it.
+        workers: its threads.
+        breaker: whether it may be asked at all.
+        deadline: seconds for a call.
+        capacity: bytes it may hold, None if unbounded.
+        high, low: evict above ``high`` bytes, down to ``low``.
+        store_budget: bytes of stores that may be queued or running, so that a
+            tier that can't keep up never holds the arena hostage.
+        chunk_bytes: space one chunk takes in it.
+        used: bytes it is known to hold, found at start and written since.
+        storing: bytes of stores under way.
+        removing: an eviction is under way.
+        scanned_at: when what it holds was last looked through.
+        reading: how many ops read each key now; such a chunk is no victim.
+        foreign: chunks of other namespaces that a scan found.
+        ops: every op that has not come back.
+        counts: figures since they were last taken.
+        logged: kinds of errors that the log has seen already.
+
+    """
+
+    name: str
+    bit: int
+    tier: Tier
+    workers: Workers
+    breaker: Breaker
+    deadline: float
+    capacity: int | None
+    store_budget: int
+    chunk_bytes: int
+    headroom: float = 0.2
+    used: int = 0
+    storing: int = 0
+    removing: bool = False
+    scanned_at: float = 0.0
+    reading: Counter[bytes] = field(default_factory=Counter)
+    foreign: set[ChunkKey] = field(default_factory=set)
+    ops: set[Op] = field(default_factory=set)
+    counts: Counter[str] = field(default_factory=Counter)
+    logged: set[str] = field(default_factory=set)
+    _seconds_per_byte: float = 0.0
+
+    @property
+    def high(self) -> float:
+        """Bytes above which the hierarchy evicts. Half the headroom is for what comes meanwhile."""
+        return self._share(1 - self.headroom / 2)
+
+    @property
+    def low(self) -> float:
+        """Bytes that an eviction goes down to."""
+        return self._share(1 - self.headroom)
+
+    def _share(self, share: float) -> float:
+        return float("inf") if self.capacity is None else self.capacity * share
+
+    def submit(self, op: Op) -> None:
+        """Hand an op to the tier's threads and remember it."""
+        self.ops.add(op)
+        for key in op.keys if op.kind is OpKind.READ else ():
+            self.reading[key.hash] += 1
+        if op.kind is OpKind.WRITE:
+            self.storing += len(op.keys) * self.chunk_bytes
+        self.workers.submit(op)
+
+    def returned(self, op: Op) -> None:
+        """An op came back or was cancelled."""
+        self.ops.discard(op)
+        for key in op.keys if op.kind is OpKind.READ else ():
+            self.reading[key.hash] -= 1
+            if not self.reading[key.hash]:
+                del self.reading[key.hash]
+        if op.kind is OpKind.WRITE:
+            self.storing -= len(op.keys) * self.chunk_bytes
+
+    def cancel(self, op: Op) -> bool:
+        """Take back an op that has not begun. Its pins are the caller's to release."""
+        if not self.workers.cancel(op):
+            return False
+        self.returned(op)
+        return True
+
+    def batches(self, items: Sequence[T]) -> Iterator[Sequence[T]]:
+        """Chunks in portions for one op each, so that the tier's threads share them."""
+        most = max(1, _OP_BYTES // self.chunk_bytes)
+        even = -(-len(items) // max(1, self.tier.config.threads))
+        size = max(1, min(most, even))
+        return (items[start : start + size] for start in range(0, len(items), size))
+
+    def overdue(self, now: float) -> list[Op]:
+        """Lookups and loads whose deadline has passed and that were not given up yet."""
+        return [op for op in self.ops if op.deadline <= now and not op.given_up]
+
+    def observe_read(self, nbytes: int, seconds: float) -> None:
+        """Learn how fast the tier is, as a moving average over its reads."""
+        measured = seconds / nbytes
+        if self._seconds_per_byte:
+            measured = 0.8 * self._seconds_per_byte + 0.2 * measured
+        self._seconds_per_byte = measured
+
+    def read_seconds(self, nbytes: int) -> float:
+        """Estimated time to read that much; 0 before anything was measured."""
+        return nbytes * self._seconds_per_byte
+
+    def store_room(self) -> int:
+        """Chunks that may be queued for storing now."""
+        budget = self.store_budget - self.storing
+        if self.capacity is not None:
+            budget = min(budget, self.capacity - self.used - self.storing)
+        return max(0, budget // self.chunk_bytes)
+
+    def queued_stores(self) -> list[Op]:
+        """Stores that have not begun, in no order."""
+        return [op for op in self.ops if op.kind is OpKind.WRITE and not op.started]
+
+
+MakeWorkers = Callable[[Tier, Callable[[Op], None], int], Workers]

@@ -1,0 +1,168 @@
+"""Promotion: reading chunks of lower tiers into the arena, for those who wait.
+
+Requests are served in the order in which they asked, and each gets room for all
+of its prefix or waits its turn: half a prefix in the arena helps nobody and
+keeps others out (vllm#49902). Two requests for one chunk share its read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from kvtiers.tiers.base import ReadOutcome
+from kvtiers.tiers.directory import Chunk, State
+from kvtiers.tiers.eviction import Eviction
+from kvtiers.tiers.lower import LowerTier
+from kvtiers.tiers.requests import RequestState
+from kvtiers.tiers.residency import Residency
+from kvtiers.tiers.workers import Op, OpKind
+
+
+class Promotion:
+    """Wants, reads, and holds.
+
+    A *hold* is a pin for a request on what is in the arena already, until the
+    rest has come and the request is admitted, or ``patience`` seconds.
+    """
+
+    def __init__(self, residency: Residency, eviction: Eviction, patience: float) -> None:
+        self._residency = residency
+        self._eviction = eviction
+        self._patience = patience
+        self._wanting: dict[str, RequestState] = {}
+        self._waiters: dict[bytes, list[RequestState]] = {}
+        self._holding: dict[str, RequestState] = {}
+
+    def want(self, request: RequestState, key: bytes) -> None:
+        """The request would like this chunk in the arena. Cheap if it said so before."""
+        if key not in request.wanted:
+            request.wanted[key] = None
+            self._wanting[request.facts.request_id] = request
+
+    def waits(self, request_id: str) -> RequestState | None:
+        """The request, if it wants chunks that nobody has begun to read."""
+        return self._wanting.get(request_id)
+
+    def forget(self, request: RequestState) -> None:
+        """The request wants nothing any more; reads under way land for others."""
+        request.wanted.clear()
+        self._wanting.pop(request.facts.request_id, None)
+
+    def start(self) -> None:
+        """Begin what there is room for, in order. Also ends holds that grew old."""
+        now = self._residency.clock()
+        for request in [r for r in self._holding.values() if r.hold_until <= now]:
+            self.release(request)
+        for request_id, request in list(self._wanting.items()):
+            if request.wanted and not self._promote(request):
+                return
+            self._wanting.pop(request_id, None)
+
+    def _promote(self, request: RequestState) -> bool:
+        """Returns False if the request has to wait for slots."""
+        missing = self._hold_what_is_there(request)
+        missing = missing[: self._residency.cpu.arena.slots - len(request.held)]
+        room = self._eviction.make_room(len(missing))
+        if room < len(missing) and self._residency.slots.pinned > len(request.held):
+            return False
+        request.give_up(missing[room:])
+        self._read(request, missing[:room])
+        request.wanted.clear()
+        return True
+
+    def _hold_what_is_there(self, request: RequestState) -> list[bytes]:
+        """Hold the wanted chunks that the arena has or is getting; return the others."""
+        missing: list[bytes] = []
+        for key in list(request.wanted):
+            chunk = self._residency.get(key)
+            if chunk is None or (
+                chunk.state is State.ABSENT and self._residency.source(chunk) is None
+            ):
+                request.give_up((key,))
+            elif chunk.state is State.ABSENT:
+                missing.append(key)
+            else:
+                self._hold(request, chunk)
+        return missing
+
+    def _hold(self, request: RequestState, chunk: Chunk) -> None:
+        if chunk.state is State.PROMOTING:
+            waiting = self._waiters.setdefault(chunk.key, [])
+            if request not in waiting:
+                waiting.append(request)
+        elif chunk.state is State.READY and chunk.slot not in request.held:
+            self._residency.slots.pin(chunk.slot)
+            request.held.add(chunk.slot)
+            request.hold_until = self._residency.clock() + self._patience
+            self._holding[request.facts.request_id] = request
+
+    def release(self, request: RequestState) -> None:
+        """The request needs no hold any more."""
+        self._residency.slots.unpin(request.held)
+        request.held.clear()
+        self._holding.pop(request.facts.request_id, None)
+
+    def _read(self, request: RequestState, keys: Sequence[bytes]) -> None:
+        by_tier: dict[str, list[Chunk]] = {}
+        for key in keys:
+            # Making room may have evicted it from the tier it was found in.
+            chunk = self._residency.get(key)
+            tier = self._residency.source(chunk) if chunk is not None else None
+            if chunk is None or tier is None:
+                request.give_up((key,))
+            else:
+                by_tier.setdefault(tier.name, []).append(chunk)
+                self._waiters[key] = [request]
+        for tier in self._residency.lower:
+            for batch in tier.batches(by_tier.get(tier.name, ())):
+                self._submit(tier, batch)
+
+    def _submit(self, tier: LowerTier, batch: Sequence[Chunk]) -> None:
+        slots = [self._residency.take_slot(chunk, State.PROMOTING) for chunk in batch]
+        keys = [self._residency.key_of(chunk) for chunk in batch]
+        buffers = [self._residency.slots.memory(slot) for slot in slots]
+        deadline = self._residency.clock() + tier.deadline
+        epoch = self._residency.epoch
+        tier.submit(Op(OpKind.READ, keys, buffers, slots, epoch=epoch, deadline=deadline))
+
+    def landed(self, tier: LowerTier, op: Op) -> None:
+        """A read came back. Its pins are still on, so nothing of it can be evicted yet."""
+        ready: list[Chunk] = []
+        for slot, outcome in zip(op.slots, op.reads, strict=True):
+            chunk = self._residency.slots.owner(slot)
+            if chunk is None:
+                continue
+            if outcome is ReadOutcome.HIT:
+                ready.append(chunk)
+            else:
+                self._failed(tier, chunk, outcome)
+        self._residency.ready(ready)
+        tier.counts["bytes_read"] += len(ready) * self._residency.chunk_bytes
+        for chunk in ready:
+            for request in self._waiters.pop(chunk.key, ()):
+                request.source[chunk.key] = tier.name
+                if not request.expired:
+                    self._hold(request, chunk)
+
+    def give_up(self, tier: LowerTier, op: Op) -> None:
+        """A read is overdue. Its slots stay pinned until the tier lets go of them."""
+        for slot in op.slots:
+            chunk = self._residency.slots.owner(slot)
+            if chunk is not None:
+                self._failed(tier, chunk, ReadOutcome.FAILED)
+
+    def _failed(self, tier: LowerTier, chunk: Chunk, outcome: ReadOutcome) -> None:
+        for request in self._waiters.pop(chunk.key, ()):
+            request.give_up((chunk.key,))
+        if outcome is ReadOutcome.CORRUPT:
+            tier.counts["corrupt"] += 1
+        if outcome is not ReadOutcome.FAILED:
+            self._residency.gone_from(tier, (chunk.key,))
+        self._residency.drop((chunk,))
+
+    def reset(self, requests: Iterable[RequestState]) -> None:
+        """Nobody waits for anything any more."""
+        for request in requests:
+            self.release(request)
+            self.forget(request)
+        self._waiters.clear()

@@ -1,0 +1,66 @@
+"""What the hierarchy keeps for a request between its arrival and its end."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from kvtiers.policies import PolicyRequest, Run
+
+
+class Lookup(enum.Enum):
+    """Answer to "can this chunk be loaded for this request?"."""
+
+    MISS = "miss"
+    """No, and it will stay so for this request: compute it."""
+    HIT = "hit"
+    """Yes, now."""
+    PENDING = "pending"
+    """It is on its way into the arena: ask again."""
+    UNKNOWN = "unknown"
+    """Lower tiers have not answered yet: ask again."""
+
+
+@dataclass(eq=False, slots=True)
+class RequestState:
+    """One request.
+
+    Attributes:
+        facts: what the policy knows of it.
+        windowed: groups that need only the last chunks of a prefix.
+        beyond_gpu: what of its runs the GPU did not hold when it arrived.
+        deadline: when waiting ends, set by the first answer that was not final.
+        expired: the deadline has passed; every chunk not in the arena is a miss.
+        unanswered: key -> lower tiers that still owe an answer.
+        asked: keys whose whereabouts were asked.
+        wanted: keys to promote, in order.
+        missed: keys that were answered MISS, and stay so.
+        held: slots pinned until the request loads, ends or has waited too long.
+        hold_until: when the last becomes true.
+        source: key -> tier that held it when it was promoted.
+        stores: keys may be stored for it. False after a reset it lived through:
+            what it computed before belongs to the time before.
+
+    """
+
+    facts: PolicyRequest
+    windowed: frozenset[int] = frozenset()
+    beyond_gpu: tuple[Run, ...] = ()
+    deadline: float | None = None
+    expired: bool = False
+    unanswered: dict[bytes, int] = field(default_factory=dict)
+    asked: set[bytes] = field(default_factory=set)
+    wanted: dict[bytes, None] = field(default_factory=dict)
+    missed: set[bytes] = field(default_factory=set)
+    held: set[int] = field(default_factory=set)
+    hold_until: float = float("inf")
+    source: dict[bytes, str] = field(default_factory=dict)
+    stores: bool = True
+
+    def give_up(self, keys: Iterable[bytes]) -> None:
+        """These are misses for this request from now on."""
+        for key in keys:
+            self.missed.add(key)
+            self.wanted.pop(key, None)
+            self.unanswered.pop(key, None)

@@ -1,0 +1,176 @@
+"""Which chunk is where: the one place that changes it, and tells the policy.
+
+Everything that moves chunks (promotion, stores, eviction, resets) goes through
+here, so that directory, slots, the CPU tier's own map and the policy can't come
+to disagree. The hierarchy's thread only.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+
+from kvtiers.policies import ChunkId, Policy, Run
+from kvtiers.tiers.base import ChunkKey, Entry, Namespace
+from kvtiers.tiers.cpu import CpuTier
+from kvtiers.tiers.directory import Chunk, Directory, State, runs_of
+from kvtiers.tiers.lower import LowerTier
+from kvtiers.tiers.slots import SlotTable
+
+CPU = "cpu"
+GPU = "gpu"
+
+
+class Residency:
+    """Chunks and the tiers that hold them.
+
+    Args:
+        cpu: the arena's tier.
+        lower: the tiers below it, nearest first.
+        policy: told of everything that comes and goes.
+        namespace: of this engine's chunks.
+        clock: seconds, monotonic.
+
+    """
+
+    def __init__(
+        self,
+        cpu: CpuTier,
+        lower: Sequence[LowerTier],
+        policy: Policy,
+        namespace: Namespace,
+        clock: Callable[[], float],
+    ) -> None:
+        self.cpu = cpu
+        self.lower = lower
+        self.policy = policy
+        self.namespace = namespace
+        self.clock = clock
+        self.chunk_bytes = cpu.payload_bytes
+        self.slots = SlotTable(cpu)
+        self.directory = Directory()
+        self.epoch = 0
+        self.counts: dict[str, Counter[str]] = {CPU: Counter(), GPU: Counter()}
+        self._by_name = {tier.name: tier for tier in lower}
+
+    # Looking ----------------------------------------------------------------
+
+    def get(self, key: ChunkId) -> Chunk | None:
+        """What is known of a chunk of this engine."""
+        return self.directory.get(key) if isinstance(key, bytes) else None
+
+    def named(self, name: str) -> LowerTier | None:
+        """The lower tier of that name."""
+        return self._by_name.get(name)
+
+    def source(self, chunk: Chunk) -> LowerTier | None:
+        """The nearest lower tier that holds the chunk and may be asked."""
+        if chunk.where:
+            for tier in self.lower:
+                if chunk.where & tier.bit and tier.breaker.closed():
+                    return tier
+        return None
+
+    def key_of(self, chunk: Chunk) -> ChunkKey:
+        """The name under which tiers know the chunk."""
+        return ChunkKey(self.namespace, chunk.key, chunk.position)
+
+    # The arena --------------------------------------------------------------
+
+    def take_slot(self, chunk: Chunk, state: State) -> int:
+        """Give the chunk a free slot, pinned by whoever fills it now."""
+        slot = self.slots.take(chunk)
+        chunk.state = state
+        return slot
+
+    def ready(self, chunks: Sequence[Chunk]) -> list[Run]:
+        """All bytes of these are in their slots. Returns them as runs."""
+        for chunk in chunks:
+            chunk.state = State.READY
+            self.cpu.publish(self.key_of(chunk), chunk.slot)
+        runs = runs_of(chunks, self.chunk_bytes)
+        for run in runs:
+            self.policy.on_insert(run, CPU)
+        return runs
+
+    def drop(self, chunks: Iterable[Chunk]) -> None:
+        """The arena loses its copies, whole or not."""
+        were_ready: list[ChunkId] = []
+        for chunk in chunks:
+            if chunk.state is State.READY:
+                self.cpu.withdraw(self.key_of(chunk))
+                were_ready.append(chunk.key)
+            self.slots.drop(chunk)
+            chunk.state = State.ABSENT
+            self.forget_if_nowhere(chunk)
+        if were_ready:
+            self.policy.on_remove(were_ready, CPU)
+
+    # Lower tiers ------------------------------------------------------------
+
+    def now_in(self, tier: LowerTier, chunks: Iterable[Chunk]) -> None:
+        """The tier holds these, by what it said itself."""
+        new = [chunk for chunk in chunks if not chunk.where & tier.bit]
+        for chunk in new:
+            chunk.where |= tier.bit
+        for run in runs_of(new, self.chunk_bytes):
+            self.policy.on_insert(run, tier.name)
+
+    def gone_from(self, tier: LowerTier, ids: Sequence[ChunkId]) -> list[ChunkKey]:
+        """The tier does not hold these any more, or is about to drop them."""
+        keys: list[ChunkKey] = []
+        for chunk_id in ids:
+            if isinstance(chunk_id, ChunkKey):
+                tier.foreign.discard(chunk_id)
+                keys.append(chunk_id)
+            elif (chunk := self.get(chunk_id)) is not None and chunk.where & tier.bit:
+                chunk.where &= ~tier.bit
+                keys.append(self.key_of(chunk))
+                self.forget_if_nowhere(chunk)
+        self.policy.on_remove(ids, tier.name)
+        return keys
+
+    def adopt(self, tier: LowerTier, entries: Iterable[Entry]) -> None:
+        """What a scan found there, last used first."""
+        for entry in entries:
+            key = entry.key
+            if key is None:
+                continue
+            if key.namespace == self.namespace:
+                chunk = self.directory.ensure(key.hash)
+                if not chunk.where & tier.bit:
+                    chunk.where |= tier.bit
+                    self._found(tier, chunk.key)
+            elif key not in tier.foreign:
+                tier.foreign.add(key)
+                self._found(tier, key)
+
+    def _found(self, tier: LowerTier, chunk_id: ChunkId) -> None:
+        run = Run((chunk_id,), 0, self.chunk_bytes)
+        self.policy.on_insert(run, tier.name)
+
+    def forget_if_nowhere(self, chunk: Chunk) -> None:
+        """Nothing is kept of a chunk that no tier holds or is getting."""
+        if chunk.slot < 0 and not chunk.where:
+            self.directory.forget(chunk)
+
+    # Reset ------------------------------------------------------------------
+
+    def start_epoch(self, namespace: Namespace) -> None:
+        """From now on nothing that is stored counts; what tiers hold is somebody else's."""
+        for tier in self.lower:
+            self._estrange(tier)
+        self.drop([chunk for chunk in self.directory if chunk.slot >= 0])
+        self.directory.clear()
+        self.namespace = namespace
+        self.epoch += 1
+
+    def _estrange(self, tier: LowerTier) -> None:
+        """Keep the order of what the tier holds, so that its bound can still be kept."""
+        for victim in list(self.policy.victims(tier.name, 1 << 62)):
+            chunk = self.get(victim)
+            if chunk is not None:
+                key = self.key_of(chunk)
+                self.policy.on_remove((victim,), tier.name)
+                tier.foreign.add(key)
+                self.policy.on_insert(Run((key,), 0, self.chunk_bytes), tier.name)

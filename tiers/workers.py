@@ -1,0 +1,244 @@
+"""Threads that make a tier's blocking calls, and the calls as values.
+
+The hierarchy hands over an ``Op`` and never waits: finished ops come back
+through one deque that it empties when it likes. So a tier that hangs costs its
+own threads and nobody else's.
+"""
+
+from __future__ import annotations
+
+import enum
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol, TypeVar
+
+from kvtiers.tiers.base import ChunkKey, Entry, ReadOutcome, Tier, Usage, WriteOutcome
+
+T = TypeVar("T")
+
+# Entries that a scan hands over at a time: small, since the engine's thread
+# takes them in between two steps.
+_SCAN_BATCH = 512
+
+
+class OpKind(enum.Enum):
+    """Which call of the tier an op stands for."""
+
+    CONTAINS = "contains"
+    READ = "read"
+    WRITE = "write"
+    REMOVE = "remove"
+    SCAN = "scan"
+
+
+# Somebody waits for the answer to these.
+_URGENT = frozenset({OpKind.CONTAINS, OpKind.READ})
+_CHANGING = frozenset({OpKind.WRITE, OpKind.REMOVE})
+
+
+@dataclass(eq=False, slots=True)
+class Op:
+    """One call of a tier.
+
+    Attributes:
+        kind: which.
+        keys: the chunks it is about.
+        buffers: where their bytes are, for reads and writes.
+        slots: the arena slots behind ``buffers``.
+        request_id: who asked (``CONTAINS``).
+        epoch: the hierarchy's epoch when the op was made.
+        deadline: on the hierarchy's clock; a call that has not begun by then is
+            not made, one that has is given up (but its buffers stay in use).
+        started: the tier has been called.
+        given_up: the hierarchy no longer wants the answer, only the buffers back.
+        seconds: how long the tier took.
+        error: what escaped from the tier, if anything did.
+        usage: how full the tier was afterwards, for ops that change that.
+
+    """
+
+    kind: OpKind
+    keys: Sequence[ChunkKey] = ()
+    buffers: Sequence[memoryview] = ()
+    slots: Sequence[int] = ()
+    request_id: str = ""
+    epoch: int = 0
+    deadline: float = float("inf")
+    started: bool = False
+    given_up: bool = False
+    seconds: float = 0.0
+    error: BaseException | None = None
+    usage: Usage | None = None
+    found: list[bool] = field(default_factory=list)
+    reads: list[ReadOutcome] = field(default_factory=list)
+    writes: list[WriteOutcome] = field(default_factory=list)
+    removed: int = 0
+    entries: list[Entry] = field(default_factory=list)
+    last: bool = True
+
+
+class Workers(Protocol):
+    """Runs ops of one tier. The hierarchy's tests bring their own, without threads."""
+
+    def submit(self, op: Op) -> None:
+        """Queue ``op``; it comes back through the ``done`` callback, once."""
+
+    def cancel(self, op: Op) -> bool:
+        """Take a queued op back. False if it has started: then it will come back."""
+
+    def close(self, timeout: float) -> None:
+        """Drop what is queued; give running calls up to ``timeout`` seconds."""
+
+
+class ThreadWorkers:
+    """A thread pool for one tier: loads and lookups before stores.
+
+    One thread takes no stores, if there are at least two, so that a load never
+    waits for a store to end.
+
+    Args:
+        tier: whose calls to make.
+        done: called on a worker thread with each finished op.
+        clock: what ``Op.deadline`` is measured on.
+        threads: how many.
+
+    """
+
+    def __init__(
+        self,
+        tier: Tier,
+        done: Callable[[Op], None],
+        clock: Callable[[], float] = time.monotonic,
+        threads: int = 4,
+    ) -> None:
+        self._tier = tier
+        self._done = done
+        self._clock = clock
+        self._urgent: deque[Op] = deque()
+        self._patient: deque[Op] = deque()
+        self._changed = threading.Condition()
+        self._closing = False
+        # Daemons: a call that hangs in the kernel must not keep the process alive.
+        self._threads = [
+            threading.Thread(
+                target=self._run,
+                args=(index > 0 or threads == 1,),
+                name=f"kvtiers-{type(tier).__name__}-{index}",
+                daemon=True,
+            )
+            for index in range(threads)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def submit(self, op: Op) -> None:
+        """See ``Workers.submit``."""
+        if op.kind is OpKind.SCAN:
+            # Minutes on a large root: not on a thread that loads wait for.
+            threading.Thread(target=self._scan, args=(op,), daemon=True).start()
+            return
+        with self._changed:
+            (self._urgent if op.kind in _URGENT else self._patient).append(op)
+            # All: a thread that takes no stores may be the one that wakes.
+            self._changed.notify_all()
+
+    def cancel(self, op: Op) -> bool:
+        """See ``Workers.cancel``."""
+        with self._changed:
+            for queue in (self._urgent, self._patient):
+                if op in queue:
+                    queue.remove(op)
+                    return True
+        return False
+
+    def close(self, timeout: float) -> None:
+        """See ``Workers.close``."""
+        with self._changed:
+            self._closing = True
+            self._urgent.clear()
+            self._patient.clear()
+            self._changed.notify_all()
+        end = time.monotonic() + timeout
+        for thread in self._threads:
+            thread.join(max(0.0, end - time.monotonic()))
+
+    def _run(self, takes_stores: bool) -> None:
+        while (op := self._next(takes_stores)) is not None:
+            self._perform(op)
+
+    def _next(self, takes_stores: bool) -> Op | None:
+        with self._changed:
+            while True:
+                if self._closing:
+                    return None
+                if self._urgent:
+                    op = self._urgent.popleft()
+                    break
+                if takes_stores and self._patient:
+                    op = self._patient.popleft()
+                    break
+                self._changed.wait()
+            op.started = True
+            return op
+
+    def _perform(self, op: Op) -> None:
+        begun = time.monotonic()
+        if self._clock() < op.deadline:
+            call(self._tier, op)
+        else:
+            fail(op, TimeoutError("its deadline passed in the queue"))
+        op.seconds = time.monotonic() - begun
+        self._done(op)
+
+    def _scan(self, op: Op) -> None:
+        """Hand over what the tier holds, last used first, in batches."""
+        entries: list[Entry] = []
+        try:
+            for entry in self._tier.scan():
+                if self._closing:
+                    return
+                entries.append(entry)
+            op.usage = self._tier.usage()
+        except Exception as error:  # noqa: BLE001 - a tier's fault must not end the thread silently
+            op.error = error
+        entries.sort(key=lambda entry: -entry.last_used)
+        for start in range(0, len(entries), _SCAN_BATCH):
+            batch = entries[start : start + _SCAN_BATCH]
+            self._done(Op(OpKind.SCAN, epoch=op.epoch, entries=batch, last=False))
+        self._done(op)
+
+
+def call(tier: Tier, op: Op) -> None:
+    """Make the call that ``op`` stands for; what escapes becomes failed outcomes."""
+    try:
+        if op.kind is OpKind.CONTAINS:
+            op.found = _checked(tier.contains(op.keys), op)
+        elif op.kind is OpKind.READ:
+            op.reads = _checked(tier.read(op.keys, op.buffers), op)
+        elif op.kind is OpKind.WRITE:
+            op.writes = _checked(tier.write(op.keys, op.buffers), op)
+        elif op.kind is OpKind.REMOVE:
+            op.removed = tier.remove(op.keys)
+        if op.kind in _CHANGING:
+            op.usage = tier.usage()
+    except Exception as error:  # noqa: BLE001 - the engine must not die of a tier
+        fail(op, error)
+
+
+def fail(op: Op, error: BaseException) -> None:
+    """Answer ``op`` with failures for all of its chunks."""
+    op.error = error
+    op.reads = [ReadOutcome.FAILED] * len(op.keys)
+    op.writes = [WriteOutcome.FAILED] * len(op.keys)
+    op.found = [False] * len(op.keys)
+
+
+def _checked(answers: list[T], op: Op) -> list[T]:
+    if len(answers) != len(op.keys):
+        raise RuntimeError(
+            f"{op.kind.value}() answered {len(answers)} times for {len(op.keys)} chunks"
+        )
+    return answers
