@@ -18,7 +18,7 @@ FailedJobs = Mapping[int, tuple[int, ...]]
 """Job id to the arena slots that must not be trusted; empty means all of the job's."""
 
 
-class ArenaSpec(CPULoadStoreSpec):
+class ArenaSpec(CPULoadStoreSpec):  # type: ignore[misc]  # vLLM is untyped
     """The arena side of a copy job: which slots, and which KV-cache group each is for.
 
     vLLM's own specs leave the groups to be inferred from the GPU side, which is
