@@ -222,7 +222,7 @@ def _runtime_fields(cls: Any) -> dict[str, bool]:
             f.name: f.default is not missing or f.default_factory is not missing
             for f in dataclasses.fields(cls)
         }
-    members: Iterable[str] = getattr(cls, "__members__", None) or getattr(cls, "_fields", ())
+    members: Iterable[str] = getattr(cls, "__members__", getattr(cls, "_fields", ()))
     defaults: Mapping[str, Any] = getattr(cls, "_field_defaults", {})
     return {name: name in defaults for name in members}
 

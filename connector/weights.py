@@ -114,7 +114,7 @@ def path_fingerprint(
         if not any(_is_weights(name or path) for name in names):
             return Fingerprint(None, f"{path!r} holds no weight files")
         return _Sampler().run({name: os.path.join(path, name) if name else path for name in names})
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, KeyError, TypeError) as error:
         return Fingerprint(None, f"the weights of {model!r} cannot be read: {error}")
 
 
