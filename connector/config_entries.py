@@ -216,7 +216,7 @@ class EntryReader:
             self._refuse(
                 f"{path}.path",
                 written,
-                f"{unset[0]} is not set. Set it, or write the path in full.",
+                f"the variable {unset[0]} is not set. Set it, or write the path in full.",
             )
         folder = self._layers.owners["tiers"].folder
         options["path"] = os.path.normpath(folder / Path(expanded).expanduser())

@@ -1,0 +1,402 @@
+import json
+import textwrap
+from pathlib import Path
+
+import pytest
+from kvtiers.connector.config import Config, load, resolve_blocks_per_chunk, values
+from kvtiers.connector.config_errors import ConfigError
+from kvtiers.connector.sizes import file_system_bytes
+from kvtiers.tiers import TIERS
+from kvtiers.tiers.host_memory import available_bytes
+
+MIB = 1 << 20
+
+
+def problems(extra, environ=None) -> tuple[str, ...]:
+    with pytest.raises(ConfigError) as raised:
+        load(extra, environ or {})
+    return raised.value.problems
+
+
+def problem(extra, environ=None) -> str:
+    (only,) = problems(extra, environ)
+    return only
+
+
+@pytest.fixture
+def yaml_file(tmp_path):
+    def write(text: str, name: str = "kvtiers.yaml") -> str:
+        path = tmp_path / name
+        path.write_text(textwrap.dedent(text))
+        return str(path)
+
+    return write
+
+
+@pytest.fixture
+def third_party(tmp_path, monkeypatch):
+    """A tier of another package, installed the way packages are."""
+    (tmp_path / "acme_tier.py").write_text(
+        textwrap.dedent("""
+            from kvtiers.policies.registry import Registry
+            from kvtiers.tiers import Tier, TierConfig
+            from pydantic import Field
+
+            class AcmeTier(Tier):
+                class Config(TierConfig):
+                    type: str = "acme"
+                    path: str | None = None
+                    capacity: int = Field(default=7 * 2**20, ge=2**20)
+                contains = read = write = remove = scan = usage = None
+        """)
+    )
+    info = tmp_path / "acme-1.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: acme\nVersion: 1\n")
+    (info / "entry_points.txt").write_text("[kvtiers.tiers]\nacme = acme_tier:AcmeTier\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    TIERS.__dict__.pop("_points", None)
+    yield "acme"
+    TIERS.__dict__.pop("_points", None)
+
+
+# Defaults and sources -------------------------------------------------------
+
+
+def test_without_any_setting_there_is_a_cpu_and_a_filesystem_tier_under_lru():
+    loaded = load({}, {})
+    assert [tier.type for tier in loaded.config.tiers] == ["cpu", "fs"]
+    assert loaded.config.policy.type == "lru"
+    assert set(loaded.origins.values()) == {"default"}
+    assert loaded.warnings == ()
+
+
+def test_extra_config_beats_environment_beats_file_beats_default(yaml_file):
+    file = yaml_file("""
+        weights_version: file
+        blocks_per_chunk: 2
+        offload_prompt_only: false
+    """)
+    environ = {"KVTIERS_WEIGHTS_VERSION": "environment", "KVTIERS_BLOCKS_PER_CHUNK": "4"}
+    loaded = load({"config": file, "weights_version": "extra"}, environ)
+    assert loaded.config.weights_version == "extra"
+    assert loaded.config.blocks_per_chunk == 4
+    assert loaded.config.offload_prompt_only is False
+    assert loaded.origins["weights_version"] == "kv_connector_extra_config"
+    assert loaded.origins["blocks_per_chunk"] == "environment KVTIERS_BLOCKS_PER_CHUNK"
+    assert loaded.origins["offload_prompt_only"] == f"file {file}:4"
+    assert loaded.origins["chunk_size"] == "default"
+
+
+def test_every_value_has_an_origin_down_to_a_tiers_options(yaml_file):
+    file = yaml_file("""
+        tiers:
+          - cpu
+          - type: fs
+            path: /data/kv
+            capacity: 20GB
+    """)
+    loaded = load({"config": file}, {})
+    assert set(loaded.origins) == {path for path, _ in values(loaded.config)}
+    assert loaded.origins["tiers[0].type"] == f"file {file}:3"
+    assert loaded.origins["tiers[0].capacity"] == "default"
+    assert loaded.origins["tiers[1].capacity"] == f"file {file}:6"
+    assert loaded.origins["tiers[1].fsync"] == "default"
+    assert loaded.origins["policy.type"] == "default"
+
+
+def test_a_json_file_says_the_same_as_a_yaml_file(yaml_file):
+    data = {"tiers": ["cpu", {"type": "fs", "path": "/data"}], "chunk_size": 256}
+    as_json = yaml_file(json.dumps(data, indent="\t"), "kvtiers.json")
+    as_yaml = yaml_file(json.dumps(data), "kvtiers.yaml")
+    assert load({"config": as_json}, {}).config == load({"config": as_yaml}, {}).config
+
+
+def test_the_environment_may_name_the_file_and_set_whole_lists(yaml_file):
+    file = yaml_file("tiers: [cpu, fs]\nweights_version: v7\n")
+    environ = {"KVTIERS_CONFIG": file, "KVTIERS_TIERS": '[{"type": "cpu", "capacity": "8GiB"}]'}
+    config = load({}, environ).config
+    assert [str(tier.capacity) for tier in config.tiers] == ["8 GiB"]
+    assert config.weights_version == "v7"
+
+
+def test_an_empty_file_sets_nothing(yaml_file):
+    assert load({"config": yaml_file("# later\n")}, {}).config == load({}, {}).config
+
+
+def test_an_unknown_variable_is_a_warning_with_the_nearest_name():
+    warnings = load({}, {"KVTIERS_POLICI": "lru", "KVTIERS_TRACES": "x", "HOME": "/"}).warnings
+    assert warnings == (
+        "The environment variable KVTIERS_POLICI sets nothing in kvtiers. "
+        "Did you mean 'KVTIERS_POLICY'?",
+    )
+
+
+# Paths ----------------------------------------------------------------------
+
+
+def test_a_relative_path_in_a_file_starts_at_the_files_folder(yaml_file, tmp_path):
+    config = load({"config": yaml_file("tiers: [cpu, {type: fs, path: ../kv}]")}, {}).config
+    assert config.tiers[1].options.path == tmp_path.parent / "kv"
+
+
+def test_home_and_variables_in_a_path_expand(monkeypatch):
+    monkeypatch.setenv("HOME", "/home/ada")
+    monkeypatch.setenv("SCRATCH", "/scratch/7")
+    tiers = ["cpu", {"type": "fs", "path": "~/kv"}, {"type": "fs", "name": "b", "path": "$SCRATCH"}]
+    config = load({"tiers": tiers}, {}).config
+    assert config.tiers[1].options.path == Path("/home/ada/kv")
+    assert config.tiers[2].options.path == Path("/scratch/7")
+
+
+def test_a_variable_that_is_not_set_is_an_error_and_not_a_folder_of_that_name(monkeypatch):
+    monkeypatch.delenv("SCRATCH", raising=False)
+    assert problem({"tiers": ["cpu", {"type": "fs", "path": "${SCRATCH}/kv"}]}) == (
+        "tiers[1].path is '${SCRATCH}/kv' (from kv_connector_extra_config): the variable "
+        "${SCRATCH} is not set. Set it, or write the path in full."
+    )
+
+
+# Capacities -----------------------------------------------------------------
+
+
+def test_a_share_is_of_free_memory_for_cpu_and_of_the_file_system_for_fs(tmp_path):
+    tiers = [
+        {"type": "cpu", "capacity": "10%"},
+        {"type": "fs", "capacity": 0.5, "path": str(tmp_path)},
+    ]
+    cpu, fs = load({"tiers": tiers}, {}).config.tier_configs(chunk_bytes=MIB)
+    assert cpu.capacity == pytest.approx(available_bytes() * 0.1, rel=0.2)
+    assert fs.capacity == file_system_bytes(str(tmp_path)) // 2
+
+
+def test_engines_of_one_host_divide_its_memory():
+    config = load({"tiers": [{"type": "cpu", "capacity": "50%"}]}, {}).config
+    (alone,) = config.tier_configs(MIB)
+    (one_of_four,) = config.tier_configs(MIB, engines=4)
+    assert one_of_four.capacity == pytest.approx(alone.capacity / 4, rel=0.2)
+
+
+def test_the_filesystem_tier_takes_no_more_than_100_gib_unless_told():
+    _, fs = load({}, {}).config.tier_configs(MIB)
+    assert 0 < fs.capacity <= 100 << 30
+
+
+def test_a_third_partys_integer_capacity_reads_sizes_and_shares(third_party, tmp_path):
+    tiers = ["cpu", {"type": "acme", "capacity": "25%", "path": str(tmp_path)}]
+    _, acme = load({"tiers": tiers}, {}).config.tier_configs(MIB)
+    assert acme.capacity == file_system_bytes(str(tmp_path)) // 4
+    _, acme = load(
+        {"tiers": ["cpu", {"type": "acme", "capacity": "8MiB"}]}, {}
+    ).config.tier_configs(MIB)
+    assert acme.capacity == 8 * MIB
+
+
+def test_a_third_partys_own_default_and_bounds_hold(third_party):
+    _, acme = load({"tiers": ["cpu", "acme"]}, {}).config.tier_configs(MIB)
+    assert acme.capacity == 7 * MIB
+    text = problem({"tiers": ["cpu", {"type": "acme", "capacity": "1kB"}]})
+    assert text.startswith("tiers[1].capacity is 1000 (from kv_connector_extra_config):")
+    assert "greater than or equal to 1048576" in text
+
+
+def test_a_share_of_nothing_is_refused(third_party):
+    config = load({"tiers": ["cpu", {"type": "acme", "capacity": "25%"}]}, {}).config
+    with pytest.raises(ConfigError) as raised:
+        config.tier_configs(MIB)
+    assert str(raised.value) == (
+        "tiers[1].capacity is 25%, but a acme tier has no whole on this machine to take a share "
+        "of. Give it as a size, such as 8GiB."
+    )
+
+
+def test_a_capacity_below_one_chunk_is_refused_for_every_tier_at_once():
+    tiers = [{"type": "cpu", "capacity": "1MiB"}, {"type": "fs", "capacity": "3MiB"}]
+    config = load({"tiers": tiers}, {}).config
+    with pytest.raises(ConfigError) as raised:
+        config.tier_configs(chunk_bytes=4 * MIB)
+    first, second = raised.value.problems
+    assert first == (
+        "tiers[0].capacity is 1 MiB, which is below one chunk of 4 MiB. Set it to a good multiple "
+        "of 4194304 bytes, or make chunks smaller with blocks_per_chunk."
+    )
+    assert second.startswith("tiers[1].capacity is 3 MiB")
+
+
+def test_a_capacity_that_is_none_says_what_one_is():
+    assert problem({"tiers": [{"type": "cpu", "capacity": "lots"}]}) == (
+        "tiers[0].capacity is 'lots' (from kv_connector_extra_config): 'lots' is neither a size "
+        "nor a share; write for example 8GiB, 20GB, 1073741824, 25% or 0.25."
+    )
+
+
+# Chunk sizes ----------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("extra", "blocks"),
+    [({}, 1), ({"blocks_per_chunk": 8}, 8), ({"chunk_size": 256}, 16)],
+)
+def test_chunks_are_counted_in_blocks(extra, blocks):
+    assert resolve_blocks_per_chunk(load(extra, {}).config, [16, 16]) == blocks
+
+
+@pytest.mark.parametrize(
+    ("size", "advice"), [(200, "Set it to 192 or 208"), (10, "Set it to 16, or")]
+)
+def test_a_chunk_size_that_does_not_divide_names_the_nearest_that_do(size, advice):
+    with pytest.raises(ConfigError, match=advice) as raised:
+        resolve_blocks_per_chunk(load({"chunk_size": size}, {}).config, [16])
+    assert f"chunk_size is {size} tokens, which is no multiple of vLLM's block of 16" in str(
+        raised.value
+    )
+
+
+def test_tokens_cannot_measure_a_chunk_where_groups_differ():
+    with pytest.raises(ConfigError, match="blocks of 16, 128 tokens. Set blocks_per_chunk"):
+        resolve_blocks_per_chunk(load({"chunk_size": 256}, {}).config, [16, 128])
+
+
+def test_only_one_of_the_two_chunk_sizes():
+    assert problem({"chunk_size": 256, "blocks_per_chunk": 2}) == (
+        "blocks_per_chunk is 2 and chunk_size is 256, and both say how large a chunk is. "
+        "Keep one of them."
+    )
+
+
+# Bad input ------------------------------------------------------------------
+
+
+def test_a_misspelt_key_names_its_path_its_line_and_the_nearest_spelling(yaml_file):
+    file = yaml_file("""
+        tiers:
+          - cpu
+          - type: fs
+            capcity: 8GiB
+    """)
+    assert problem({"config": file}) == (
+        f"tiers[1].capcity (from file {file}:5) is not a key that kvtiers knows. Did you mean "
+        "'capacity'? Known here: capacity, deadline, direct, fsync, name, path, threads, type. "
+        "Correct it or leave it out."
+    )
+
+
+def test_a_misspelt_top_level_key():
+    text = problem({"polcy": "lru"})
+    assert text.startswith("polcy (from kv_connector_extra_config) is not a key")
+    assert "Did you mean 'policy'?" in text
+
+
+def test_every_problem_is_told_at_once():
+    found = problems({"tiers": ["cpu", "fss"], "polcy": "lru", "chunk_size": 0})
+    assert [text.split()[0] for text in found] == ["tiers[1].type", "polcy", "chunk_size"]
+
+
+def test_unknown_tier():
+    text = problem({"tiers": ["cpu", "fss"]})
+    assert text.startswith(
+        "tiers[1].type is 'fss' (from kv_connector_extra_config): Unknown tier 'fss'. Known: "
+    )
+    assert text.endswith("Did you mean 'fs'?")
+
+
+def test_unknown_policy_and_unknown_option_of_a_known_one():
+    assert "policy.type is 'lruu'" in problem({"policy": "lruu"})
+    text = problem({"policy": {"type": "lru", "agee": 1}})
+    assert text.startswith("policy.agee (from kv_connector_extra_config) is not a key")
+
+
+def test_two_tiers_of_one_name_are_both_named():
+    assert problem({"tiers": ["cpu", "fs", {"type": "fs", "path": "/b"}]}) == (
+        "tiers[2] is 'fs' (from kv_connector_extra_config): tiers[1] is called that already. "
+        "Remove one of the two, or give one of them another 'name'."
+    )
+
+
+def test_two_tiers_of_one_type_may_differ_in_name():
+    tiers = ["cpu", "fs", {"type": "fs", "name": "lustre", "path": "/b"}]
+    assert [t.name for t in load({"tiers": tiers}, {}).config.tiers] == ["cpu", "fs", "lustre"]
+
+
+@pytest.mark.parametrize("tiers", [["fs"], ["fs", "cpu"], ["cpu", {"type": "cpu", "name": "b"}]])
+def test_cpu_is_the_first_tier_and_no_other(tiers):
+    assert any("the first tier is always 'cpu'" in text for text in problems({"tiers": tiers}))
+
+
+@pytest.mark.parametrize("tiers", [[], {}, "cpu", None, 3])
+def test_tiers_must_be_a_list(tiers):
+    assert "it must be a list of tiers, such as" in problem({"tiers": tiers})
+
+
+def test_an_entry_without_a_type_shows_what_it_has():
+    text = problem({"tiers": ["cpu", {"typ": "fs"}]})
+    assert text.startswith("tiers[1].type is None")
+    assert "Written here: typ." in text
+
+
+@pytest.mark.parametrize(
+    ("key", "instead"),
+    [
+        ("block_size", "chunk_size"),
+        ("cpu_bytes_to_use", "capacity"),
+        ("eviction_policy", "policy"),
+        ("secondary_tiers", "tiers"),
+        ("spec_name", "leave it out"),
+        ("store_threshold", "leave it out"),
+    ],
+)
+def test_vllms_own_offloading_keys_are_refused_with_ours(key, instead):
+    text = problem({key: 1})
+    assert text.startswith(f"{key} (from kv_connector_extra_config) belongs to vLLM's own")
+    assert instead in text
+
+
+def test_the_connectors_own_spec_may_stand_in_the_extra_config():
+    own = {"spec_name": "TieredOffloadingSpec", "spec_module_path": "kvtiers.connector.spec"}
+    assert load(own, {}).config == load({}, {}).config
+
+
+@pytest.mark.parametrize("value", ["yes please", 3, "automatic"])
+def test_a_wrong_value_says_what_is_allowed_and_what_the_key_is(value):
+    text = problem({"canonical_layout": value})
+    assert text.startswith(f"canonical_layout is {value!r} (from kv_connector_extra_config): ")
+    assert "'auto', True or False" in text
+    assert text.endswith("It is whether KV is stored independently of the tensor-parallel shape.")
+
+
+# Files ----------------------------------------------------------------------
+
+
+def test_a_missing_file_says_who_named_it(tmp_path):
+    text = problem({}, {"KVTIERS_CONFIG": str(tmp_path / "no.yaml")})
+    assert "no.yaml, which KVTIERS_CONFIG names, cannot be read: No such file" in text
+    assert "'config' in kv_connector_extra_config" in problem({"config": str(tmp_path)})
+
+
+def test_a_key_that_stands_twice_in_a_file_is_refused(yaml_file):
+    file = yaml_file("chunk_size: 16\npolicy: lru\nchunk_size: 32\n")
+    assert "chunk_size stands twice in" in (text := problem({"config": file}))
+    assert "in lines 1 and 3. Keep one of them." in text
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "says"),
+    [
+        ("tiers: [cpu", "a.yaml", "is not valid YAML"),
+        ('{"tiers": ', "a.json", "is not valid JSON"),
+        ("- cpu\n- fs\n", "a.yaml", "must hold a mapping of keys"),
+    ],
+)
+def test_a_file_that_is_no_mapping(yaml_file, text, name, says):
+    assert says in problem({"config": yaml_file(text, name)})
+
+
+def test_a_variable_that_is_not_yaml():
+    text = problem({}, {"KVTIERS_TIERS": "[cpu"})
+    assert text.startswith("The value of environment KVTIERS_TIERS is not YAML")
+
+
+def test_a_configuration_cannot_be_changed_afterwards():
+    config: Config = load({}, {}).config
+    with pytest.raises(ValueError, match="frozen"):
+        config.chunk_size = 3
