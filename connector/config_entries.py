@@ -66,8 +66,8 @@ class TierSpec(BaseModel):
         if whole is None:
             raise ConfigError(
                 [
-                    f"{path}.capacity is {self.capacity}, but a {self.type} tier has no whole on "
-                    "this machine to take a share of. Give it as a size, such as 8GiB."
+                    f"{path}.capacity is {self.capacity}, but a tier of type '{self.type}' has "
+                    "no whole on this machine to take a share of. Give it as a size, such as 8GiB."
                 ]
             )
         nbytes = self.capacity.resolve(whole)

@@ -205,8 +205,8 @@ def test_a_share_of_nothing_is_refused(third_party):
     with pytest.raises(ConfigError) as raised:
         config.tier_configs(MIB)
     assert str(raised.value) == (
-        "tiers[1].capacity is 25%, but a acme tier has no whole on this machine to take a share "
-        "of. Give it as a size, such as 8GiB."
+        "tiers[1].capacity is 25%, but a tier of type 'acme' has no whole on this machine to "
+        "take a share of. Give it as a size, such as 8GiB."
     )
 
 
@@ -253,7 +253,7 @@ def test_a_chunk_size_that_does_not_divide_names_the_nearest_that_do(size, advic
 
 
 def test_tokens_cannot_measure_a_chunk_where_groups_differ():
-    with pytest.raises(ConfigError, match="blocks of 16, 128 tokens. Set blocks_per_chunk"):
+    with pytest.raises(ConfigError, match="blocks of 16, 128 tokens"):
         resolve_blocks_per_chunk(load({"chunk_size": 256}, {}).config, [16, 128])
 
 
