@@ -6,8 +6,20 @@ simulator and in the conformance suite.
 """
 
 from kvtiers.policies.base import ChunkId, Policy, PolicyRequest, Run, TierInfo
+from kvtiers.policies.leaf_heap import ChunkFacts
 from kvtiers.policies.registry import Registry
+from kvtiers.policies.scored import ScoredPolicy
 
 POLICIES: Registry[Policy] = Registry("kvtiers.policies", "policy", Policy)  # type: ignore[type-abstract]
 
-__all__ = ["POLICIES", "ChunkId", "Policy", "PolicyRequest", "Registry", "Run", "TierInfo"]
+__all__ = [
+    "POLICIES",
+    "ChunkFacts",
+    "ChunkId",
+    "Policy",
+    "PolicyRequest",
+    "Registry",
+    "Run",
+    "ScoredPolicy",
+    "TierInfo",
+]

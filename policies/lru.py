@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import ClassVar
 
-from pydantic import BaseModel
-
 from kvtiers.policies.base import (
     ChunkId,
     Policy,
@@ -16,6 +14,7 @@ from kvtiers.policies.base import (
     one_second_a_chunk,
 )
 from kvtiers.policies.prefix_order import PrefixOrder
+from pydantic import BaseModel
 
 
 class LruPolicy(Policy):
