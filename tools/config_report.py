@@ -38,12 +38,13 @@ def run(arguments: argparse.Namespace) -> int:
     loaded = load(extra, os.environ)
     for warning in loaded.warnings:
         print(f"kvtiers: {warning}", file=sys.stderr)
-    _show(loaded, Console())
+    show(loaded, Console())
     print(f"kvtiers: {_NOTES}", file=sys.stderr)
     return 0
 
 
-def _show(loaded: Loaded, console: Console) -> None:
+def show(loaded: Loaded, console: Console) -> None:
+    """Print every value: a table on a terminal, aligned columns elsewhere."""
     rows = [(path, _text(value), loaded.origins[path]) for path, value in values(loaded.config)]
     if not console.is_terminal:
         widths = [max(len(row[column]) for row in rows) for column in (0, 1)]

@@ -19,6 +19,7 @@ from typing import Any, Self
 
 _POLL = 0.5
 _LOG_TAIL = 4000
+_KILL_TIMEOUT = 10.0
 
 
 class ServerError(RuntimeError):
@@ -114,14 +115,12 @@ class VllmServer:
         process, self._process = self._process, None
         if process is None:
             return
-        with contextlib.suppress(ProcessLookupError):
-            process.send_signal(signal.SIGTERM)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(self._stop_timeout)
-        # The engine's processes are in the group too, and may outlive their parent.
-        with contextlib.suppress(ProcessLookupError):
+        process.terminate()
+        # The engine's processes are in the group too. They may outlive their parent,
+        # and write to slow tiers while they stop.
+        if not _group_ends(process, self._stop_timeout):
             os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
+            _group_ends(process, _KILL_TIMEOUT)
 
     def reset_prefix_cache(self, external: bool = False, timeout: float = 60) -> None:
         """Empty the GPU's prefix cache, and the connector's tiers too if ``external``.
@@ -196,6 +195,26 @@ class VllmServer:
         except urllib.error.HTTPError as error:
             text = error.read().decode(errors="replace")
             raise ServerError(f"{path} answered {error.code}: {text[:1000]}") from error
+
+
+def _group_ends(leader: subprocess.Popen[bytes], timeout: float) -> bool:
+    """Whether no process of the group is left within that many seconds."""
+    deadline = time.monotonic() + timeout
+    while leader.poll() is None or _lives(leader.pid):
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.05)
+    return True
+
+
+def _lives(group: int) -> bool:
+    """Whether the group has a process that is no zombie: in a container nobody may reap those."""
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            state, _, process_group = stat.read_text().rpartition(")")[2].split()[:3]
+            if int(process_group) == group and state not in "ZX":
+                return True
+    return False
 
 
 def _free_port() -> int:

@@ -1,0 +1,198 @@
+"""The command line, and the parts of the demo that need no server."""
+
+import io
+import subprocess
+import sys
+
+import pytest
+from kvtiers.tools import cli, config_report
+from kvtiers.tools.demo import Result, Step, shortfalls, summarise, table
+from kvtiers.tools.measure import COMPUTED, Answer, cached_by_source, main_source
+from kvtiers.tools.server import ServerError, VllmServer
+from rich.console import Console
+
+
+@pytest.fixture(autouse=True)
+def _no_settings(monkeypatch):
+    for name in ("KVTIERS_CONFIG", "KVTIERS_TIERS", "KVTIERS_POLICY"):
+        monkeypatch.delenv(name, raising=False)
+
+
+# kvtiers config -------------------------------------------------------------
+
+
+def test_check_prints_each_value_with_its_origin(tmp_path, capsys):
+    file = tmp_path / "kvtiers.yaml"
+    file.write_text("tiers: [{type: cpu, capacity: 8GiB}]\n")
+    assert cli.main(["config", "--check", str(file)]) == 0
+    shown = capsys.readouterr()
+    rows = {line.split()[0]: line.split(maxsplit=1)[1] for line in shown.out.splitlines()}
+    assert rows["tiers[0].capacity"].split() == ["8", "GiB", "file", f"{file}:1"]
+    assert rows["offload_prompt_only"].split() == ["true", "default"]
+    assert "Not checked here, but when the server starts" in shown.err
+
+
+def test_check_of_a_bad_file_fails_with_a_paragraph_per_problem(tmp_path, capsys):
+    file = tmp_path / "kvtiers.yaml"
+    file.write_text("tiers: [cpu, fss]\npolcy: lru\n")
+    assert cli.main(["config", "--check", str(file)]) == 2
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    first, second = shown.err.splitlines()
+    assert first.startswith("kvtiers: tiers[1].type is 'fss'")
+    assert second.startswith("kvtiers: polcy (from")
+
+
+def test_without_a_file_the_environment_counts_and_odd_variables_are_told(monkeypatch, capsys):
+    monkeypatch.setenv("KVTIERS_CHUNK_SIZE", "256")
+    monkeypatch.setenv("KVTIERS_CHUNKSIZE", "256")
+    assert cli.main(["config"]) == 0
+    shown = capsys.readouterr()
+    assert "environment KVTIERS_CHUNK_SIZE" in shown.out
+    assert "KVTIERS_CHUNKSIZE sets nothing in kvtiers. Did you mean" in shown.err
+
+
+def test_on_a_terminal_the_values_are_a_table():
+    screen = Console(file=io.StringIO(), force_terminal=True, width=120)
+    config_report.show(config_report.load({}, {}), screen)
+    text = screen.file.getvalue()
+    assert "origin" in text
+    assert "tiers[0].capacity" in text
+
+
+# kvtiers itself -------------------------------------------------------------
+
+
+def test_a_misspelt_command_is_guessed(capsys):
+    with pytest.raises(SystemExit) as raised:
+        cli.main(["confg"])
+    assert raised.value.code == 2
+    assert "unknown command 'confg'. Did you mean 'config'?" in capsys.readouterr().err
+
+
+def test_the_installed_command_tells_its_version():
+    out = subprocess.run(
+        [sys.executable, "-c", "from kvtiers.tools.cli import main; main(['--version'])"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert out.stdout.startswith("kvtiers ")
+
+
+# kvtiers demo ---------------------------------------------------------------
+
+
+def answers(ttft, cached, source, texts=("a", "b", "c")):
+    return [Answer(text, t, 4160, cached, source) for text, t in zip(texts, ttft, strict=True)]
+
+
+GOOD = {
+    "cold": answers((6.0, 9.0, 5.0), 0, COMPUTED),
+    "gpu": answers((0.2, 0.1, 0.3), 4096, "device"),
+    "cpu": answers((0.3, 0.3, 9.0), 4096, "host"),
+    "fs": answers((0.5, 0.4, 0.6), 4096, "disk"),
+}
+
+
+def test_the_result_has_medians_in_the_promised_shape(tmp_path):
+    result = summarise(GOOD)
+    assert result == Result(
+        prompt_tokens=4160,
+        answers_match=True,
+        steps=[
+            Step("cold", 6.0, 0, "none"),
+            Step("gpu", 0.2, 4096, "device"),
+            Step("cpu", 0.3, 4096, "host"),
+            Step("fs", 0.5, 4096, "disk"),
+        ],
+    )
+    assert list(shortfalls(result)) == []
+
+
+def test_one_different_answer_is_told():
+    odd = {**GOOD, "fs": answers((0.5, 0.4, 0.6), 4096, "disk", texts=("a", "b", "x"))}
+    result = summarise(odd)
+    assert result.answers_match is False
+    assert list(shortfalls(result)) == ["The answers to the same prompt differ between the steps."]
+
+
+def test_a_step_that_missed_its_tier_is_told():
+    missed = {**GOOD, "fs": answers((6.0, 6.0, 6.0), 0, COMPUTED)}
+    assert list(shortfalls(summarise(missed))) == ["The fs step loaded only 0 tokens."]
+
+
+def test_the_table_shows_source_tokens_and_speed_up():
+    screen = Console(file=io.StringIO(), width=120)
+    screen.print(table(summarise(GOOD)))
+    text = screen.file.getvalue()
+    row = next(line for line in text.splitlines() if "filesystem tier" in line)
+    assert "disk" in row
+    assert "0.500 s" in row
+    assert "4096" in row
+    assert "12.0x" in row
+
+
+METRICS = """\
+# TYPE vllm:prompt_tokens_cached_by_source_total counter
+vllm:prompt_tokens_cached_by_source_total{engine="0",model_name="m",source="device"} 128.0
+vllm:prompt_tokens_cached_by_source_total{engine="0",model_name="m",source="host"} 4096.0
+vllm:prompt_tokens_cached_by_source_total{engine="1",model_name="m",source="host"} 4.0
+vllm:prompt_tokens_cached_by_source_created{engine="0",model_name="m",source="host"} 1.7e9
+vllm:prompt_tokens_cached_total{engine="0",model_name="m"} 9.0
+"""
+
+
+def test_the_source_is_the_one_whose_counter_grew_most():
+    before = cached_by_source(METRICS)
+    assert before == {"device": 128.0, "host": 4100.0}
+    assert main_source(before, before) == COMPUTED
+    assert main_source(before, {"device": 256.0, "host": 8196.0}) == "host"
+    assert main_source({}, {"disk": 1.0}) == "disk"
+    assert main_source({}, {}) == COMPUTED
+
+
+# The server -----------------------------------------------------------------
+
+
+def test_a_server_that_ends_at_once_is_told_with_its_log(tmp_path, monkeypatch):
+    program = tmp_path / "broken"
+    program.write_text('#!/bin/sh\necho "no such model: $4 in $WHERE$GONE"\nexit 3\n')
+    program.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(program))
+    monkeypatch.setenv("GONE", "x")
+    server = VllmServer("m", tmp_path / "log", environment={"WHERE": "here", "GONE": None})
+    with pytest.raises(ServerError, match=r"ended with status 3(.|\n)*no such model: m in here\n"):
+        server.start()
+
+
+def test_stopping_kills_what_the_server_left_in_its_group(tmp_path, monkeypatch):
+    """A stand-in for vLLM that ignores SIGTERM, and whose child does too."""
+    program = tmp_path / "stubborn"
+    children = tmp_path / "pids"
+    program.write_text(
+        f"#!/bin/sh\ntrap '' TERM\nsleep 1000 &\necho $$ $! > {children}.new\n"
+        f"mv {children}.new {children}\nwait\n"
+    )
+    program.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(program))
+
+    def stop_once_it_runs(_seconds):
+        if children.exists():
+            raise KeyboardInterrupt
+
+    server = VllmServer(
+        "m", tmp_path / "log", stop_timeout=0.1, waiting=stop_once_it_runs, start_timeout=60
+    )
+    with pytest.raises(KeyboardInterrupt):
+        server.start()
+    for pid in children.read_text().split():
+        assert not _alive(int(pid))
+
+
+def _alive(pid: int) -> bool:
+    try:
+        with open(f"/proc/{pid}/stat") as stat:
+            return stat.read().rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False
