@@ -42,7 +42,8 @@ class Namespace:
 
     id: str
     facts: Mapping[str, Any] = field(default_factory=dict, compare=False)
-    shareable: bool = True
+    # A tier that finds a namespace by its id alone must find the same namespace.
+    shareable: bool = field(default=True, compare=False)
 
 
 @dataclass(frozen=True, slots=True)

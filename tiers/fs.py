@@ -87,8 +87,17 @@ class FsTier(Tier):
         """
 
         type: str = "fs"
+        # Two threads read 1.15 times as fast as one from a local disk, four 1.25
+        # times, eight no faster; on a mount, where a call waits longer, more
+        # threads overlap more.
+        threads: int = 4
         path: Annotated[Path, AfterValidator(Path.expanduser)] = Field(default_factory=default_root)
         capacity: int | None = None
+        # From a local disk with nothing cached, O_DIRECT read 1.0 to 1.8 times as
+        # fast as buffered reads, for half the CPU time. Buffered is 5 times as fast
+        # for what is still in the page cache, and 2 times for writes, until the
+        # device has to catch up; but that takes memory the CPU tier would use
+        # better, as it holds each chunk once and knows what to evict.
         direct: bool | Literal["auto"] = "auto"
         fsync: bool = False
 

@@ -94,11 +94,14 @@ def private_folder(path: str) -> None:
     The mode is given to every folder made: ``os.makedirs`` gives it to the last
     one only, and KV is its user's text.
     """
+    if os.path.isdir(path):
+        return
+    parent = os.path.dirname(path)
+    if parent not in ("", path):
+        private_folder(parent)
     try:
         os.mkdir(path, 0o700)
     except FileExistsError:
+        # Another thread or engine was faster, or it is no folder.
         if not os.path.isdir(path):
             raise
-    except FileNotFoundError:
-        private_folder(os.path.dirname(path))
-        private_folder(path)
