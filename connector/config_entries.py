@@ -47,13 +47,17 @@ class TierSpec(BaseModel):
     capacity: Capacity | None
     options: TierConfig
 
-    def with_bytes(self, path: str, chunk_bytes: int, engines: int = 1) -> TierConfig:
+    def with_bytes(
+        self, path: str, chunk_bytes: int, engines: int = 1, promised: int = 0
+    ) -> TierConfig:
         """The options with the capacity in bytes.
 
         Args:
             path: of this entry in the configuration, for error texts.
             chunk_bytes: size of one chunk.
             engines: engines of this host that share its memory.
+            promised: bytes of memory each of them has been promised by the kernel and
+                has not touched yet.
 
         Raises:
             ConfigError: it is below one chunk, a share of nothing, or refused by
@@ -62,7 +66,7 @@ class TierSpec(BaseModel):
         """
         if self.capacity is None:
             return self.options
-        whole = self._whole_bytes(engines) if self.capacity.share is not None else 0
+        whole = self._whole_bytes(engines, promised) if self.capacity.share is not None else 0
         if whole is None:
             raise ConfigError(
                 [
@@ -81,9 +85,9 @@ class TierSpec(BaseModel):
                 from_pydantic(error, type(self.options), lambda _: str(self.capacity), path)
             ) from error
 
-    def _whole_bytes(self, engines: int) -> int | None:
+    def _whole_bytes(self, engines: int, promised: int) -> int | None:
         if self.type == "cpu":
-            return available_bytes() // engines
+            return max(0, available_bytes() // engines - promised)
         path = getattr(self.options, "path", None)
         return None if path is None or "://" in str(path) else file_system_bytes(str(path))
 

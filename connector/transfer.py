@@ -9,8 +9,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
+from kvtiers.tiers.arena import ArenaHandle
 from numpy.typing import NDArray
-from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorWorkerMetadata
+from vllm.distributed.kv_transfer.kv_connector.v1.base import (
+    KVConnectorHandshakeMetadata,
+    KVConnectorWorkerMetadata,
+)
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading.common import OffloadingWorkerMetadata
 from vllm.v1.kv_offload.cpu.common import CPULoadStoreSpec
 
@@ -90,3 +94,19 @@ def _union(ours: FailedJobs, theirs: FailedJobs) -> FailedJobs:
         known = merged.get(job_id, slots)
         merged[job_id] = tuple(sorted({*known, *slots})) if known and slots else ()
     return merged
+
+
+@dataclass
+class WorkerReport(KVConnectorHandshakeMetadata):  # type: ignore[misc]  # vLLM is untyped
+    """What a worker tells the scheduler once, after it registered its KV cache.
+
+    Attributes:
+        arena: where the arena is, how many slots it has and of which size.
+        canonical: chunks are in vLLM's canonical layout.
+        portable: chunks mean the same whatever the tensor parallelism of the reader.
+
+    """
+
+    arena: ArenaHandle
+    canonical: bool
+    portable: bool
