@@ -80,12 +80,15 @@ class Config(Settings):
     tiers: tuple[TierSpec, ...]
     policy: PolicySpec
 
-    def tier_configs(self, chunk_bytes: int, engines: int = 1) -> list[TierConfig]:
+    def tier_configs(
+        self, chunk_bytes: int, engines: int = 1, promised_bytes: int = 0
+    ) -> list[TierConfig]:
         """The tiers' own configurations, in order, with capacities in bytes.
 
         Args:
             chunk_bytes: size of one chunk.
             engines: engines of this host that share its memory.
+            promised_bytes: memory of this engine that is allocated and not yet touched.
 
         Raises:
             ConfigError: a capacity is below one chunk, or a share of nothing.
@@ -95,7 +98,8 @@ class Config(Settings):
         problems: list[str] = []
         for index, tier in enumerate(self.tiers):
             try:
-                configs.append(tier.with_bytes(f"tiers[{index}]", chunk_bytes, engines))
+                path = f"tiers[{index}]"
+                configs.append(tier.with_bytes(path, chunk_bytes, engines, promised_bytes))
             except ConfigError as error:
                 problems += error.problems
         if problems:

@@ -177,6 +177,13 @@ def test_engines_of_one_host_divide_its_memory():
     assert one_of_four.capacity == pytest.approx(alone.capacity / 4, rel=0.2)
 
 
+def test_memory_that_is_promised_but_not_yet_used_is_not_free():
+    config = load({"tiers": [{"type": "cpu", "capacity": "100%"}]}, {}).config
+    (all_of_it,) = config.tier_configs(MIB)
+    (rest,) = config.tier_configs(MIB, promised_bytes=all_of_it.capacity * 3 // 4)
+    assert rest.capacity == pytest.approx(all_of_it.capacity / 4, rel=0.3)
+
+
 def test_the_filesystem_tier_takes_no_more_than_100_gib_unless_told():
     _, fs = load({}, {}).config.tier_configs(MIB)
     assert 0 < fs.capacity <= 100 << 30
