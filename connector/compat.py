@@ -24,6 +24,7 @@ from typing import Any
 
 from kvtiers.connector.contract import check_runtime
 from kvtiers.connector.contract_kinds import Problem
+from kvtiers.tiers import Usage
 
 SUPPORTED = ("0.32", "0.33")
 
@@ -137,3 +138,11 @@ def completed_jobs(connector_output: Any) -> Mapping[int, int]:
     """Reports per job in a step's ``KVConnectorOutput``, {} if it carries none."""
     meta = connector_output.kv_connector_worker_meta
     return getattr(meta, "completed_jobs", None) or {}
+
+
+def gpu_usage(block_pool: Any, kv_cache_config: Any) -> Usage:
+    """How much of vLLM's prefix cache is filled, counting cached blocks in use or not."""
+    blocks = block_pool.num_gpu_blocks
+    total = kv_cache_config.kv_cache_tensors[0].size if kv_cache_config.kv_cache_tensors else 0
+    cached = len(block_pool.cached_block_hash_to_block)
+    return Usage(cached * (total // blocks), cached, total)

@@ -19,9 +19,6 @@ from kvtiers.tiers.base import (
     WriteOutcome,
 )
 
-# Slots per call of ``populate``: small, so that closing need not wait for long.
-_POPULATE_BYTES = 16 * 1024 * 1024
-
 
 class CpuTier(Tier):
     """Chunks in equal slots of an arena.
@@ -60,7 +57,6 @@ class CpuTier(Tier):
         self._used_at: dict[ChunkKey, float] = {}
         # Tier calls come from many threads; the slot calls from one.
         self._lock = threading.Lock()
-        self._closed = threading.Event()
 
     # Slots: the hierarchy's thread only -------------------------------------
 
@@ -88,20 +84,6 @@ class CpuTier(Tier):
         with self._lock:
             self._slots.pop(key, None)
             self._used_at.pop(key, None)
-
-    def populate_in_background(self) -> None:
-        """Back the whole arena with memory, low slots first, on a thread of its own.
-
-        A first touch costs far more than the copy itself (a factor of 20 to 50
-        where a hypervisor must find the page), and it would be paid by requests.
-        """
-        threading.Thread(target=self._populate, name="kvtiers-populate", daemon=True).start()
-
-    def _populate(self) -> None:
-        step = max(1, _POPULATE_BYTES // self.arena.slot_bytes)
-        for first in range(0, self.arena.slots, step):
-            if self._closed.is_set() or not self.arena.populate(first, step):
-                return
 
     # Tier -------------------------------------------------------------------
 
@@ -164,7 +146,6 @@ class CpuTier(Tier):
 
     def close(self) -> None:
         """See ``Tier.close``."""
-        self._closed.set()
         self.arena.close()
 
 

@@ -137,6 +137,11 @@ class Hierarchy:
         return ThreadWorkers(tier, done, self._clock, threads)
 
     @property
+    def chunk_bytes(self) -> int:
+        """Size of a chunk."""
+        return self._residency.chunk_bytes
+
+    @property
     def namespace(self) -> Namespace:
         """What the bytes of this engine mean."""
         return self._residency.namespace
@@ -169,13 +174,16 @@ class Hierarchy:
         if self._done:
             self.poll()
         chunk = self._residency.get(key)
-        if chunk is not None and chunk.state is State.READY:
-            waiting = self._promotion.waits(request_id)
-            if waiting is not None:
-                # Found again beside chunks that must be read: hold it with them.
-                self._promotion.want(waiting, key)
-            return Lookup.HIT
         request = self._requests.get(request_id)
+        if chunk is not None and chunk.state is State.READY:
+            if request is None:
+                return Lookup.HIT
+            if key in request.distrusted:
+                return Lookup.MISS
+            if request.wanted:
+                # Beside chunks that must be read: hold it with them.
+                self._promotion.want(request, key)
+            return Lookup.HIT
         if request is None or request.expired or key in request.missed:
             return Lookup.MISS
         answer = self._pending_answer(request, key, chunk)
@@ -229,6 +237,9 @@ class Hierarchy:
         request = self._requests.get(request_id)
         if request is None:
             return
+        # After a preemption it may look, and wait, again.
+        request.deadline = None
+        self.policy.on_start(request.facts)
         loaded = frozenset(self._loading.get(request_id, ((), ()))[0])
         for run in request.facts.runs:
             held = min(gpu_chunks.get(run.group, 0), len(run))
@@ -261,6 +272,13 @@ class Hierarchy:
             counts["hits"] += hits
             counts["misses"] += misses
 
+    def source_of(self, request_id: str, key: bytes) -> Tier | None:
+        """The lower tier that a chunk was promoted from for this request, if it was."""
+        request = self._requests.get(request_id)
+        name = request.source.get(key) if request is not None else None
+        tier = self._residency.named(name) if name is not None else None
+        return tier.tier if tier is not None else None
+
     def loaded(self, request_id: str) -> None:
         """The engine's copy to the GPU has ended, well or not."""
         _, slots = self._loading.pop(request_id, ((), ()))
@@ -276,7 +294,7 @@ class Hierarchy:
         self.spoil(slots)
         request = self._requests.get(request_id)
         if request is not None:
-            request.give_up(keys)
+            request.distrusted.update(keys)
             self._expire(request)
 
     def end(self, request_id: str) -> None:

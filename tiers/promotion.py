@@ -39,10 +39,6 @@ class Promotion:
             request.wanted[key] = None
             self._wanting[request.facts.request_id] = request
 
-    def waits(self, request_id: str) -> RequestState | None:
-        """The request, if it wants chunks that nobody has begun to read."""
-        return self._wanting.get(request_id)
-
     def forget(self, request: RequestState) -> None:
         """The request wants nothing any more; reads under way land for others."""
         request.wanted.clear()

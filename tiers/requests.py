@@ -36,6 +36,7 @@ class RequestState:
         asked: keys whose whereabouts were asked.
         wanted: keys to promote, in order.
         missed: keys that were answered MISS, and stay so.
+        distrusted: keys whose load failed for it: never loaded for it again.
         held: slots pinned until the request loads, ends or has waited too long.
         hold_until: when the last becomes true.
         source: key -> tier that held it when it was promoted.
@@ -53,6 +54,7 @@ class RequestState:
     asked: set[bytes] = field(default_factory=set)
     wanted: dict[bytes, None] = field(default_factory=dict)
     missed: set[bytes] = field(default_factory=set)
+    distrusted: set[bytes] = field(default_factory=set)
     held: set[int] = field(default_factory=set)
     hold_until: float = float("inf")
     source: dict[bytes, str] = field(default_factory=dict)

@@ -1,0 +1,331 @@
+"""``TieredKVConnector``: vLLM's offloading connector over the hierarchy.
+
+What vLLM already does well stays vLLM's: hybrid models, copies on the device,
+fences for block reuse and preemption, partial chunks. Here is what it does not
+do: survive a failed copy, notice a failed store, keep slots from being reused
+while a copy that a reset forgot still writes to them (docs/design/vllm-contract.md).
+"""
+
+from __future__ import annotations
+
+import copy
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from kvtiers.connector import compat
+from kvtiers.connector.config import Loaded, load, resolve_blocks_per_chunk
+from kvtiers.connector.config_errors import ConfigError
+from kvtiers.connector.manager import RequestKeys, TieredOffloadingManager
+from kvtiers.connector.spec import CONTEXT, Context, TieredOffloadingSpec
+from kvtiers.connector.transfer import TieredWorkerMetadata, WorkerReport
+from kvtiers.policies import PolicyRequest
+from kvtiers.tiers import Usage
+from vllm.distributed.kv_transfer.kv_connector.v1.base import (
+    KVConnectorHandshakeMetadata,
+    KVConnectorRole,
+    KVConnectorTransferResults,
+)
+from vllm.distributed.kv_transfer.kv_connector.v1.offloading.common import (
+    OffloadingConnectorMetadata,
+    OffloadingWorkerMetadata,
+)
+from vllm.distributed.kv_transfer.kv_connector.v1.offloading.config import build_offloading_config
+from vllm.distributed.kv_transfer.kv_connector.v1.offloading_connector import OffloadingConnector
+
+_SPEC = {
+    "spec_name": TieredOffloadingSpec.__name__,
+    "spec_module_path": TieredOffloadingSpec.__module__,
+}
+
+
+class TieredKVConnector(OffloadingConnector):  # type: ignore[misc]  # vLLM is untyped
+    """One object on the scheduler, one on every worker. See vLLM's ``KVConnectorBase_V1``.
+
+    Raises:
+        ConfigError: the configuration cannot work; the text names the key.
+        IncompatibleVllmError: this vLLM lacks something kvtiers relies on.
+
+    """
+
+    def __init__(self, vllm_config: Any, role: KVConnectorRole, kv_cache_config: Any) -> None:
+        compat.check()
+        loaded = load(vllm_config.kv_transfer_config.kv_connector_extra_config, os.environ)
+        _check_engine(vllm_config)
+        # Read by the scheduler right after it has made its connector. The default
+        # ("fail") ends a request with an empty answer when a load fails.
+        vllm_config.kv_transfer_config.kv_load_failure_policy = "recompute"
+        super().__init__(
+            _with_own_extra(vllm_config, kv_cache_config, loaded), role, kv_cache_config
+        )
+        self._gpu_block_bytes = 0
+        self._block_pool: Any = None
+        # Worker side: which request a load job belongs to, and what failed.
+        self._load_requests: dict[int, str] = {}
+        self._failed_jobs: dict[int, tuple[int, ...]] = {}
+        # Scheduler side: jobs in flight at a reset -> reports still due.
+        self._reset_fence: dict[int, int] = {}
+
+    # Start ------------------------------------------------------------------
+
+    @property
+    def _manager(self) -> TieredOffloadingManager:
+        return self.scheduler.manager  # type: ignore[no-any-return]
+
+    @property
+    def _spec(self) -> TieredOffloadingSpec:
+        assert self.connector_worker is not None
+        return self.connector_worker.spec  # type: ignore[no-any-return]
+
+    def get_handshake_metadata(self) -> KVConnectorHandshakeMetadata | None:
+        """Worker side: where the arena is."""
+        return self._spec.report
+
+    def set_xfer_handshake_metadata_pp_aware(
+        self, metadata: dict[tuple[int, int], KVConnectorHandshakeMetadata]
+    ) -> None:
+        """Scheduler side: the workers have registered their KV caches; open the tiers."""
+        reports = [report for report in metadata.values() if isinstance(report, WorkerReport)]
+        if reports:
+            self._manager.open(reports[0], self._gpu_usage)
+
+    def bind_kv_cache_manager(self, kv_cache_manager: Any) -> None:
+        """Scheduler side: vLLM's prefix cache, which is our GPU tier."""
+        super().bind_kv_cache_manager(kv_cache_manager)
+        self._block_pool = kv_cache_manager.block_pool
+
+    def _gpu_usage(self) -> Usage:
+        return compat.gpu_usage(self._block_pool, self._kv_cache_config)
+
+    # Requests on the scheduler ----------------------------------------------
+
+    def on_new_request(self, request: Any) -> None:
+        """Look the whole request up in every tier, at once, while it waits in the queue."""
+        super().on_new_request(request)
+        status = self.scheduler._req_status[request.request_id]  # noqa: SLF001 - in the contract
+        status.update_offload_keys()
+        groups = self.scheduler.config.kv_group_configs
+        keys = {
+            group.group_idx: state.offload_keys
+            for group, state in zip(groups, status.group_states, strict=True)
+        }
+        windowed = frozenset(
+            group.group_idx for group in groups if group.sliding_window_size_in_chunks is not None
+        )
+        status.req_context.set_state(RequestKeys(keys, windowed))
+        facts = compat.request_facts(request)
+        self._manager.begin(
+            status.req_context,
+            PolicyRequest(
+                request_id=facts.request_id,
+                tenant=facts.tenant,
+                session=facts.session,
+                prompt_tokens=facts.prompt_tokens,
+                hints=facts.hints,
+            ),
+            self._leading_gpu_chunks(request),
+        )
+
+    def _leading_gpu_chunks(self, request: Any) -> dict[int, int]:
+        """Per group, how many chunks from the head vLLM's prefix cache holds."""
+        counts: dict[int, int] = {}
+        for group in self.scheduler.config.kv_group_configs:
+            if group.sliding_window_size_in_chunks is not None:
+                continue
+            held = 0
+            step = group.hashes_per_chunk
+            for block_hash in request.block_hashes[step - 1 :: step]:
+                if self._block_pool.get_cached_block(block_hash, [group.group_idx]) is None:
+                    break
+                held += 1
+            counts[group.group_idx] = held
+        return counts
+
+    def get_num_new_matched_tokens(
+        self, request: Any, num_computed_tokens: int
+    ) -> tuple[int | None, bool]:
+        """How many tokens can be loaded; None while tiers have not answered."""
+        self._manager.looking(request.request_id)
+        return super().get_num_new_matched_tokens(request, num_computed_tokens)  # type: ignore[no-any-return]
+
+    def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
+        """The request has its blocks: load what was found."""
+        # vLLM 0.32 notes fresh blocks only when this connector loads into them.
+        # Under MultiConnector another one may, while a store still reads them.
+        self.scheduler._current_batch_allocated_block_ids.update(  # noqa: SLF001 - in the contract
+            block.block_id for group in blocks.blocks for block in group if not block.is_null
+        )
+        super().update_state_after_alloc(request, blocks, num_external_tokens)
+        self._manager.admitted(request.request_id, self._gpu_chunks(request.request_id))
+
+    def _gpu_chunks(self, request_id: str) -> dict[int, int]:
+        """What the GPU held when the request was admitted."""
+        status = self.scheduler._req_status[request_id]  # noqa: SLF001 - in the contract
+        return {
+            group.group_idx: status.num_locally_computed_tokens // group.tokens_per_chunk
+            for group in self.scheduler.config.kv_group_configs
+        }
+
+    def request_finished_all_groups(
+        self, request: Any, block_ids: tuple[list[int], ...]
+    ) -> tuple[bool, dict[str, Any] | None]:
+        """The request ended; its last chunks are stored in the next step."""
+        reason = request.get_finished_reason()
+        self._manager.finishing(
+            request.request_id, request.num_output_tokens, "" if reason is None else str(reason)
+        )
+        return super().request_finished_all_groups(request, block_ids)  # type: ignore[no-any-return]
+
+    # Copies on the worker ---------------------------------------------------
+
+    def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
+        """Submit this step's copies."""
+        metadata = self._connector_metadata
+        assert isinstance(metadata, OffloadingConnectorMetadata)
+        for job_id, job in metadata.load_jobs.items():
+            self._load_requests[job_id] = job.req_id
+        super().start_load_kv(forward_context, **kwargs)
+
+    def get_transfer_results(self, finished_req_ids: set[str]) -> KVConnectorTransferResults:
+        """What has ended; requests whose load failed are named, for recomputing.
+
+        Not ``get_block_ids_with_load_errors``: with several KV-cache groups that
+        ends the engine.
+        """
+        results = super().get_transfer_results(finished_req_ids)
+        worker = self._spec.worker
+        failed = worker.take_failed() if worker is not None else {}
+        self._failed_jobs.update(failed)
+        requests = {self._load_requests[job] for job in failed if job in self._load_requests}
+        return KVConnectorTransferResults(
+            finished_sending=results.finished_sending,
+            finished_recving=results.finished_recving,
+            failed_recving=results.failed_recving | requests,
+        )
+
+    def build_connector_worker_meta(self) -> OffloadingWorkerMetadata | None:
+        """Tell the scheduler which jobs have ended, and which of them failed."""
+        metadata = super().build_connector_worker_meta()
+        if metadata is None:
+            return None
+        for job_id in metadata.completed_jobs:
+            self._load_requests.pop(job_id, None)
+        failed, self._failed_jobs = self._failed_jobs, {}
+        return TieredWorkerMetadata.extend(metadata, failed)
+
+    # Ends of copies on the scheduler ----------------------------------------
+
+    def update_connector_output(self, connector_output: Any) -> None:
+        """Distrust what failed, before vLLM publishes everything that has ended."""
+        metadata = connector_output.kv_connector_worker_meta
+        if isinstance(metadata, TieredWorkerMetadata):
+            for job_id, slots in metadata.failed_jobs.items():
+                self._distrust(job_id, slots)
+        self._lower_fence(compat.completed_jobs(connector_output))
+        super().update_connector_output(connector_output)
+
+    def _distrust(self, job_id: int, slots: tuple[int, ...]) -> None:
+        job = self.scheduler._jobs.get(job_id)  # noqa: SLF001 - in the contract
+        if job is None:
+            # From before a reset, which has dropped its chunks already.
+            return
+        if job.is_store:
+            self._manager.distrust_store(job.keys, slots)
+        else:
+            self._manager.distrust_load(job.req_id)
+
+    def reset_cache(self) -> bool | None:
+        """Serve nothing stored so far. Slots with copies under way stay out of use."""
+        for job_id, job in self.scheduler._jobs.items():  # noqa: SLF001 - in the contract
+            self._reset_fence[job_id] = job.pending_count
+        done: bool | None = super().reset_cache()
+        if not self._reset_fence:
+            self._manager.flushed()
+        return done
+
+    def _lower_fence(self, completed: Mapping[int, int]) -> None:
+        """Reports that vLLM 0.32 ignores: of jobs from before a reset. Their slots wait for them."""
+        for job_id in self._reset_fence.keys() & completed.keys():
+            self._reset_fence[job_id] -= completed[job_id]
+            if self._reset_fence[job_id] <= 0:
+                del self._reset_fence[job_id]
+                if not self._reset_fence:
+                    self._manager.flushed()
+
+    def has_pending_push_work(self) -> bool:
+        """Whether the engine must go on stepping without requests."""
+        return bool(self._reset_fence) or super().has_pending_push_work()
+
+    # Metrics ----------------------------------------------------------------
+
+    @classmethod
+    def build_prom_metrics(
+        cls, vllm_config: Any, metric_types: Any, labelnames: Any, per_engine_labelvalues: Any
+    ) -> Any:
+        """API server process: definitions, from the user's configuration.
+
+        Raises:
+            ConfigError: as in ``__init__``.
+
+        """
+        extra = vllm_config.kv_transfer_config.kv_connector_extra_config
+        load(extra, os.environ)
+        return super().build_prom_metrics(
+            _with_extra(vllm_config, {**extra, **_SPEC}),
+            metric_types,
+            labelnames,
+            per_engine_labelvalues,
+        )
+
+
+def _check_engine(vllm_config: Any) -> None:
+    """Refuse engines that can't use a prefix cache in tiers.
+
+    Raises:
+        ConfigError: naming the option of the engine.
+
+    """
+    if not vllm_config.cache_config.enable_prefix_caching:
+        raise ConfigError(
+            [
+                "Prefix caching is switched off, so vLLM computes no hashes by which kvtiers could "
+                "find a chunk again. Remove --no-enable-prefix-caching, or remove "
+                "TieredKVConnector from --kv-transfer-config."
+            ]
+        )
+    nodes = getattr(vllm_config.parallel_config, "nnodes_within_dp", 1)
+    if nodes > 1:
+        raise ConfigError(
+            [
+                f"This engine spans {nodes} nodes, and kvtiers' arena is memory of one host. Run "
+                "one engine per node (data parallelism), or remove TieredKVConnector from "
+                "--kv-transfer-config."
+            ]
+        )
+
+
+def _with_own_extra(vllm_config: Any, kv_cache_config: Any, loaded: Loaded) -> Any:
+    """VLLM's configuration with the extra configuration that its own code shall see."""
+    settings = loaded.config
+    extra: dict[str, Any] = {
+        **_SPEC,
+        "blocks_per_chunk": 1,
+        "offload_prompt_only": settings.offload_prompt_only,
+        "self_describing_kv_events": settings.self_describing_kv_events,
+        # True for "auto" too: the flag only says that the layout may be canonical.
+        "canonical_layout": settings.canonical_layout is not False,
+        CONTEXT: Context(loaded, vllm_config, kv_cache_config),
+    }
+    plain = build_offloading_config(_with_extra(vllm_config, extra), kv_cache_config)
+    tokens = [group.tokens_per_block for group in plain.groups]
+    extra["blocks_per_chunk"] = resolve_blocks_per_chunk(settings, tokens)
+    return _with_extra(vllm_config, extra)
+
+
+def _with_extra(vllm_config: Any, extra: dict[str, Any]) -> Any:
+    """A shallow copy that differs in ``kv_connector_extra_config`` only."""
+    transfer = copy.copy(vllm_config.kv_transfer_config)
+    transfer.kv_connector_extra_config = extra
+    changed = copy.copy(vllm_config)
+    changed.kv_transfer_config = transfer
+    return changed

@@ -1,0 +1,305 @@
+"""Adapts vLLM's ``OffloadingManager`` to the hierarchy.
+
+Runs on the scheduler's thread. vLLM asks chunk by chunk and by key; the
+hierarchy thinks in requests and runs. The translation is all there is here.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+import uuid
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from kvtiers.connector import metrics
+from kvtiers.connector.stack import build_hierarchy
+from kvtiers.connector.transfer import ArenaSpec, WorkerReport
+from kvtiers.policies import PolicyRequest, Run
+from kvtiers.tiers import Namespace, Usage
+from kvtiers.tiers.hierarchy import Hierarchy
+from kvtiers.tiers.requests import Lookup
+from vllm.v1.kv_offload.base import (
+    LookupResult,
+    OffloadingManager,
+    OffloadKey,
+    PrepareStoreOutput,
+    ReqContext,
+    RequestOffloadingContext,
+    ScheduleEndContext,
+    get_offload_group_idx,
+)
+from vllm.v1.kv_offload.config import OffloadingConfig
+from vllm.v1.metrics.cache_hit_source import CacheHitSource
+
+if TYPE_CHECKING:
+    from kvtiers.connector.spec import Context
+    from vllm.distributed.kv_transfer.kv_connector.v1.offloading.metrics import (
+        OffloadingConnectorStats,
+    )
+
+logger = logging.getLogger(__name__)
+
+_RESULTS = {
+    Lookup.HIT: LookupResult.HIT,
+    Lookup.MISS: LookupResult.MISS,
+    Lookup.PENDING: LookupResult.HIT_PENDING,
+    Lookup.UNKNOWN: LookupResult.RETRY,
+}
+# Figures without events behind them change slowly: gauges go out this often.
+_STATS_SECONDS = 1.0
+
+
+@dataclass(frozen=True)
+class RequestKeys:
+    """A request's keys per group, as vLLM keeps and extends them; put on its ``ReqContext``.
+
+    Attributes:
+        keys: group -> keys of its chunks, head first.
+        windowed: groups that need only the last chunks of a prefix.
+
+    """
+
+    keys: Mapping[int, Sequence[OffloadKey]]
+    windowed: frozenset[int] = frozenset()
+
+
+class TieredOffloadingManager(OffloadingManager):  # type: ignore[misc]  # vLLM is untyped
+    """vLLM's view of the hierarchy.
+
+    Until ``open`` was called with what the workers report, everything is a miss.
+
+    Args:
+        config: vLLM's summary of the engine.
+        context: our configuration and vLLM's.
+
+    """
+
+    def __init__(self, config: OffloadingConfig, context: Context) -> None:
+        self._config = config
+        self._context = context
+        self._groups = tuple(group.group_id for group in config.groups)
+        self._hierarchy: Hierarchy | None = None
+        self._finishing: dict[str, PolicyRequest] = {}
+        # Requests whose next admission has not been counted yet.
+        self._looked: set[str] = set()
+        self._stats_due = 0.0
+
+    def open(self, report: WorkerReport, gpu_usage: Callable[[], Usage]) -> None:
+        """Build the tiers, once the workers have made the arena.
+
+        Raises:
+            ConfigError, TierConfigError: a tier can't work as configured.
+
+        """
+        self._hierarchy = build_hierarchy(self._config, self._context, report, gpu_usage)
+
+    @property
+    def hierarchy(self) -> Hierarchy:
+        """The tiers. vLLM opens the manager before its first step."""
+        if self._hierarchy is None:
+            raise RuntimeError(
+                "vLLM did not pass the workers' handshake to kvtiers. Under MultiConnector, put "
+                "TieredKVConnector before connectors that have a handshake of their own."
+            )
+        return self._hierarchy
+
+    # Requests ---------------------------------------------------------------
+
+    def on_new_request(self, req_context: ReqContext) -> RequestOffloadingContext:  # noqa: ARG002
+        """VLLM calls it before it has keys: ``begin`` does the work."""
+        return RequestOffloadingContext()
+
+    def begin(
+        self, req_context: ReqContext, facts: PolicyRequest, gpu_chunks: Mapping[int, int]
+    ) -> None:
+        """A request arrived.
+
+        Args:
+            req_context: with a ``RequestKeys`` on it.
+            facts: all but ``runs``.
+            gpu_chunks: per group, how many leading chunks the GPU holds now.
+
+        """
+        known = _keys_of(req_context)
+        size = self.hierarchy.chunk_bytes
+        facts.arrival = time.monotonic()
+        facts.runs = tuple(
+            Run(tuple(keys), 0, size, group) for group, keys in known.keys.items() if keys
+        )
+        self._finishing[facts.request_id] = facts
+        beyond = [run.tail(min(len(run), gpu_chunks.get(run.group, 0))) for run in facts.runs]
+        self.hierarchy.begin(facts, beyond, known.windowed)
+
+    def looking(self, request_id: str) -> None:
+        """The scheduler considers the request: its next admission is to be counted."""
+        self._looked.add(request_id)
+
+    def admitted(self, request_id: str, gpu_chunks: Mapping[int, int]) -> None:
+        """The scheduler starts the request, with or without a load.
+
+        vLLM says so once more when a load has ended; that is not counted.
+        """
+        if request_id in self._looked:
+            self._looked.discard(request_id)
+            self.hierarchy.admitted(request_id, gpu_chunks)
+
+    def finishing(self, request_id: str, output_tokens: int, reason: str) -> None:
+        """The request has ended; ``on_request_finished`` follows after its last stores."""
+        facts = self._finishing.get(request_id)
+        if facts is not None:
+            facts.output_tokens = output_tokens
+            facts.finish_reason = reason
+
+    def on_request_finished(self, req_context: ReqContext) -> None:
+        """No more loads or stores will be submitted for it; some may be under way."""
+        self._finishing.pop(req_context.req_id, None)
+        self._looked.discard(req_context.req_id)
+        self.hierarchy.end(req_context.req_id)
+
+    # Loads ------------------------------------------------------------------
+
+    def lookup(self, key: OffloadKey, req_context: ReqContext) -> LookupResult:
+        """Called for each chunk of each waiting request in each step."""
+        return _RESULTS[self.hierarchy.lookup(req_context.req_id, key)]
+
+    def get_load_source(self, key: OffloadKey, req_context: ReqContext) -> CacheHitSource:
+        """Where a chunk was before it was promoted."""
+        tier = self.hierarchy.source_of(req_context.req_id, key)
+        if tier is None:
+            return CacheHitSource.HOST
+        return CacheHitSource.DISK if tier.persistent else CacheHitSource.EXTERNAL_UNSPECIFIED
+
+    def prepare_load(self, keys: Collection[OffloadKey], req_context: ReqContext) -> ArenaSpec:
+        """Pin and locate chunks that were looked up in this step."""
+        keys = list(keys)
+        slots = self.hierarchy.load(req_context.req_id, keys)
+        return ArenaSpec(slots, self._group_counts(keys))
+
+    def complete_load(self, keys: Collection[OffloadKey], req_context: ReqContext) -> None:  # noqa: ARG002
+        """A request has one load at a time, so its name is enough."""
+        self.hierarchy.loaded(req_context.req_id)
+
+    # Stores -----------------------------------------------------------------
+
+    def prepare_store(
+        self, keys: Collection[OffloadKey], req_context: ReqContext
+    ) -> PrepareStoreOutput:
+        """Slots for those of the chunks that the arena lacks, admits and has room for.
+
+        Never None: vLLM would ask, and warn, again every step.
+        """
+        taken = self.hierarchy.reserve(req_context.req_id, list(self._runs(keys, req_context)))
+        accepted = [OffloadKey(key) for key, _ in taken]
+        spec = ArenaSpec([slot for _, slot in taken], self._group_counts(accepted))
+        return PrepareStoreOutput(keys_to_store=accepted, store_spec=spec, evicted_keys=[])
+
+    def complete_store(
+        self,
+        keys: Collection[OffloadKey],
+        req_context: ReqContext,  # noqa: ARG002 - the keys say it all
+        success: bool = True,
+    ) -> None:
+        """The chunks are in the arena: readable, unless a worker said otherwise before."""
+        self.hierarchy.stored(keys, success)
+
+    def distrust_store(self, keys: Iterable[OffloadKey], slots: Sequence[int]) -> None:
+        """A worker could not copy all of a store: ``complete_store`` publishes the rest.
+
+        Args:
+            keys: of the job.
+            slots: the bad ones, none given for all of the job's.
+
+        """
+        self.hierarchy.spoil(slots or self.hierarchy.slots_of_stores(keys))
+
+    def distrust_load(self, request_id: str) -> None:
+        """A worker could not copy a load: vLLM recomputes, and must not load it again."""
+        self.hierarchy.load_failed(request_id)
+
+    # Steps, resets, figures -------------------------------------------------
+
+    def on_schedule_end(self, context: ScheduleEndContext) -> None:  # noqa: ARG002
+        """Once per step, before its stores (0.32) or after them (0.33)."""
+        self.hierarchy.tick()
+
+    def reset_cache(self) -> None:
+        """The weights may have changed under us, so what is stored means nothing now.
+
+        What comes from here on goes into a namespace that nobody else will ever
+        read. What others share is left alone.
+        """
+        old = self.hierarchy.namespace
+        epoch = uuid.uuid4().hex
+        facts = {**old.facts, "epoch": epoch}
+        self.hierarchy.reset(Namespace(epoch, facts, shareable=False))
+
+    def flushed(self) -> None:
+        """Every copy that was under way at the last reset has ended."""
+        self.hierarchy.flushed()
+
+    def get_stats(self) -> OffloadingConnectorStats | None:
+        """Figures since the last call; None if there is nothing new to say."""
+        now = time.monotonic()
+        if self._hierarchy is None or now < self._stats_due:
+            return None
+        self._stats_due = now + _STATS_SECONDS
+        return metrics.record(self._hierarchy.stats())
+
+    def shutdown(self) -> None:
+        """Let stores under way end, within a bound, and close the tiers."""
+        if self._hierarchy is not None:
+            self._hierarchy.close()
+            self._hierarchy = None
+
+    # Keys -------------------------------------------------------------------
+
+    def _group_counts(self, keys: Iterable[OffloadKey]) -> list[int]:
+        counts = dict.fromkeys(self._groups, 0)
+        for key in keys:
+            counts[get_offload_group_idx(key)] += 1
+        return list(counts.values())
+
+    def _runs(self, keys: Iterable[OffloadKey], req_context: ReqContext) -> Iterable[Run]:
+        """Neighbours of one group as runs, in vLLM's order, which is the order of the slots."""
+        size = self.hierarchy.chunk_bytes
+        known = _keys_of(req_context).keys
+        current: list[OffloadKey] = []
+        start = group = -1
+        for key in keys:
+            its_group = get_offload_group_idx(key)
+            position = self._position(key, its_group, req_context)
+            if current and (its_group != group or position != start + len(current)):
+                yield _run(current, start, size, group, known)
+                current = []
+            if not current:
+                start, group = position, its_group
+            current.append(key)
+        if current:
+            yield _run(current, start, size, group, known)
+
+    def _position(self, key: OffloadKey, group: int, req_context: ReqContext) -> int:
+        end = req_context.get_offload_key_position(key)
+        if end is None:
+            return -1
+        tokens: int = self._config.groups[self._groups.index(group)].tokens_per_block
+        chunk: int = tokens * self._config.cache.blocks_per_chunk
+        return -(-end // chunk) - 1
+
+
+def _keys_of(req_context: ReqContext) -> RequestKeys:
+    known = req_context.get_state(RequestKeys)
+    return known if known is not None else RequestKeys({})
+
+
+def _run(
+    keys: Sequence[OffloadKey],
+    start: int,
+    chunk_bytes: int,
+    group: int,
+    known: Mapping[int, Sequence[OffloadKey]],
+) -> Run:
+    before = known.get(group, ())
+    parent = before[start - 1] if 0 < start <= len(before) else None
+    return Run(tuple(keys), max(start, 0), chunk_bytes, group, parent)

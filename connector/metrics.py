@@ -1,0 +1,72 @@
+"""The connector's figures on vLLM's own ``/metrics``.
+
+vLLM builds the Prometheus objects in the API server's process, from these
+definitions, and ships the values there with the step's output. A value without
+a definition ends the server, so both are made from one table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from kvtiers.tiers.hierarchy import TierStats
+from vllm.distributed.kv_transfer.kv_connector.v1.offloading.metrics import (
+    OffloadingConnectorStats,
+)
+from vllm.v1.kv_offload.base import (
+    OffloadingCounterMetadata,
+    OffloadingGaugeMetadata,
+    OffloadingMetricMetadata,
+)
+
+# vLLM unregisters its metrics by this prefix when an engine is made anew.
+_PREFIX = "vllm:kvtiers_"
+_LABELS = ("tier",)
+
+_GAUGES = {
+    "tier_used_bytes": "Bytes of KV that the tier holds.",
+    "tier_capacity_bytes": "Bytes that the tier may hold; absent if it has no bound.",
+    "tier_chunks": "Chunks that the tier holds.",
+    "tier_breaker_state": "0: the tier is used; 1: it is being probed; 2: it is left alone.",
+}
+_COUNTERS = {
+    "hits": "Prompt chunks that the tier served to admitted requests.",
+    "misses": "Prompt chunks of admitted requests that neither this tier nor one above it held.",
+    "bytes_read": "Bytes promoted from the tier.",
+    "bytes_written": "Bytes stored into the tier.",
+    "failures": "Chunks or calls that failed.",
+    "timeouts": "Calls that were given up at their deadline.",
+    "corrupt": "Chunks found damaged; each was a miss.",
+    "evictions": "Chunks evicted from the tier.",
+    "dropped": "Chunks not stored because the tier had no room or could not keep up.",
+    "refused": "Chunks not stored because the policy did not admit them or the tier was full.",
+    "breaker_opened": "Times that the tier was left alone for failing or being slow.",
+}
+
+
+def definitions() -> dict[str, OffloadingMetricMetadata]:
+    """Every metric that ``record`` may emit."""
+    gauges = {
+        _PREFIX + name: OffloadingGaugeMetadata(text, _LABELS) for name, text in _GAUGES.items()
+    }
+    counters = {
+        f"{_PREFIX}tier_{name}": OffloadingCounterMetadata(text, _LABELS)
+        for name, text in _COUNTERS.items()
+    }
+    return {**gauges, **counters}
+
+
+def record(tiers: Iterable[TierStats]) -> OffloadingConnectorStats:
+    """The values of one step."""
+    stats = OffloadingConnectorStats()
+    for tier in tiers:
+        labels = (tier.name,)
+        stats.set_gauge(_PREFIX + "tier_used_bytes", tier.usage.nbytes, labels)
+        stats.set_gauge(_PREFIX + "tier_chunks", tier.usage.chunks, labels)
+        stats.set_gauge(_PREFIX + "tier_breaker_state", int(tier.breaker), labels)
+        if tier.usage.limit is not None:
+            stats.set_gauge(_PREFIX + "tier_capacity_bytes", tier.usage.limit, labels)
+        for name in _COUNTERS:
+            # Zero too: an operator's query must find the series before the first event.
+            stats.increase_counter(f"{_PREFIX}tier_{name}", tier.counts.get(name, 0), labels)
+    return stats

@@ -1,0 +1,126 @@
+"""Builds the tiers of one engine from its configuration."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from kvtiers.connector.config_entries import TierSpec
+from kvtiers.connector.config_errors import ConfigError
+from kvtiers.connector.namespace import build_namespace, kernel_facts, shareable_hash
+from kvtiers.connector.sizes import format_bytes
+from kvtiers.connector.transfer import WorkerReport
+from kvtiers.connector.weights import engine_fingerprint
+from kvtiers.policies import POLICIES, Policy, TierInfo
+from kvtiers.tiers import TIERS, Namespace, Tier, TierConfigError, Usage
+from kvtiers.tiers.arena import Arena
+from kvtiers.tiers.cpu import CpuTier
+from kvtiers.tiers.hierarchy import Hierarchy
+from kvtiers.tiers.residency import GPU
+from vllm.v1.kv_offload.config import OffloadingConfig
+
+if TYPE_CHECKING:
+    from kvtiers.connector.spec import Context
+
+logger = logging.getLogger(__name__)
+
+
+def build_hierarchy(
+    offloading: OffloadingConfig,
+    context: Context,
+    report: WorkerReport,
+    gpu_usage: Callable[[], Usage],
+) -> Hierarchy:
+    """The hierarchy of one engine, in its scheduler process.
+
+    Args:
+        offloading: vLLM's summary of the engine.
+        context: our configuration and vLLM's.
+        report: what the workers made.
+        gpu_usage: how full vLLM's own prefix cache is.
+
+    Raises:
+        ConfigError, TierConfigError: a tier that the user asked for can't work.
+
+    """
+    arena = Arena.attach(report.arena)
+    arena.populate_in_background()
+    chunk_bytes = arena.slot_bytes
+    capacity = CpuTier.Config(capacity=arena.nbytes)
+    cpu = CpuTier(capacity, chunk_bytes, arena)
+    namespace, private = _namespace(offloading, context, report)
+    lower: dict[str, Tier] = {}
+    for index, spec in enumerate(context.loaded.config.tiers[1:], start=1):
+        tier = _build_tier(context, index, spec, chunk_bytes, private)
+        if tier is not None:
+            lower[spec.name] = tier
+    _log(cpu, lower, namespace)
+    return Hierarchy(cpu, lower, _policy_maker(context), namespace, observed={GPU: gpu_usage})
+
+
+def _namespace(
+    offloading: OffloadingConfig, context: Context, report: WorkerReport
+) -> tuple[Namespace, str | None]:
+    """The namespace, and why nothing of it may be shared or outlive the engine, if so."""
+    settings = context.loaded.config
+    weights = engine_fingerprint(context.vllm_config, settings.weights_version)
+    namespace = build_namespace(
+        context.vllm_config,
+        context.kv_cache_config,
+        offloading,
+        weights=weights.value,
+        weights_version=settings.weights_version,
+        portable=report.portable,
+        kernel=kernel_facts(context.vllm_config, context.kv_cache_config),
+        environ=os.environ,
+    )
+    private = weights.reason if weights.value is None else None
+    return namespace, private or shareable_hash(context.vllm_config, os.environ)
+
+
+def _build_tier(
+    context: Context, index: int, spec: TierSpec, chunk_bytes: int, private: str | None
+) -> Tier | None:
+    """One lower tier. One that nobody asked for is left out where it can't work."""
+    loaded = context.loaded
+    by_default = loaded.origins.get(f"tiers[{index}].type") == "default"
+    cls = TIERS.get(spec.type)
+    try:
+        if private is not None and (cls.shared or cls.persistent):
+            raise ConfigError([_must_stay_private(index, spec, private)])
+        return cls(spec.with_bytes(f"tiers[{index}]", chunk_bytes), chunk_bytes)
+    except (ConfigError, TierConfigError) as error:
+        if not by_default:
+            raise
+        logger.warning("kvtiers runs without its default %s tier: %s", spec.name, error)
+        return None
+
+
+def _must_stay_private(index: int, spec: TierSpec, private: str) -> str:
+    return (
+        f"tiers[{index}] ({spec.type}) outlives this engine or is shared with others, but the "
+        f"KV of this engine must not be: {private}. Change that, or leave the tier out."
+    )
+
+
+def _policy_maker(
+    context: Context,
+) -> Callable[[Sequence[TierInfo], Callable[[], float]], Policy]:
+    spec = context.loaded.config.policy
+    cls = POLICIES.get(spec.type)
+    return lambda tiers, clock: cls(tiers, spec.options, clock)
+
+
+def _log(cpu: CpuTier, lower: dict[str, Tier], namespace: Namespace) -> None:
+    parts = [f"cpu {format_bytes(cpu.arena.nbytes)}"]
+    for name, tier in lower.items():
+        limit = tier.usage().limit
+        parts.append(f"{name} {format_bytes(limit) if limit is not None else 'without bound'}")
+    logger.info(
+        "kvtiers: %s; chunks of %s; namespace %s",
+        ", ".join(parts),
+        format_bytes(cpu.payload_bytes),
+        namespace.id,
+    )
