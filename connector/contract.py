@@ -173,6 +173,13 @@ ENTRIES: tuple[Entry, ...] = (
     ),
     Class(
         f"{_V1}.base",
+        "KVConnectorWorkerMetadata",
+        "type of what workers report",
+        methods=(overridden("aggregate", "other", "reports of several workers are merged"),),
+        subclassed=True,
+    ),
+    Class(
+        f"{_V1}.base",
         "KVConnectorRole",
         "scheduler and worker build different halves",
         fields="SCHEDULER WORKER",
@@ -300,6 +307,14 @@ ENTRIES: tuple[Entry, ...] = (
         "argument of on_schedule_end",
         fields="new_req_ids preempted_req_ids",
     ),
+    Class(_BASE, "LoadStoreSpec", "type of a job's two ends"),
+    Class(
+        _BASE,
+        "BlockIDsLoadStoreSpec",
+        "base of both of vLLM's ends of a job",
+        attributes="block_ids",
+        methods=(Method("__init__", "block_ids", "called by super().__init__"),),
+    ),
     Class(
         _BASE,
         "GPULoadStoreSpec",
@@ -336,6 +351,7 @@ ENTRIES: tuple[Entry, ...] = (
         fields="local_offset canonical_offset fragment_size num_fragments local_stride "
         "canonical_stride",
     ),
+    Class(_BASE, "OffloadingMetricMetadata", "type of all three below", fields="documentation"),
     Class(
         _BASE,
         "OffloadingCounterMetadata",
@@ -481,6 +497,25 @@ ENTRIES: tuple[Entry, ...] = (
             ),
         ),
         runtime=False,
+    ),
+    Function(
+        "vllm.v1.kv_offload.cpu.host_register",
+        Method("host_unregister", "ptr", "undoes the pinning that vLLM's worker did"),
+        runtime=False,
+    ),
+    Function(
+        "vllm.distributed.parallel_state",
+        Method("get_inner_dp_world_group", "", "the workers of one engine meet in it"),
+    ),
+    Function(
+        "vllm.distributed.parallel_state",
+        Method("get_world_group", "", "the same, where there is no data parallelism"),
+    ),
+    Class(
+        "vllm.platforms.interface",
+        "Platform",
+        "which copy worker and which kernels this machine has",
+        attributes="device_type is_cuda_alike is_xpu",
     ),
     DuckType(
         "vllm.v1.kv_offload.cpu.gpu_worker",

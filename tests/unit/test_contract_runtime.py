@@ -1,12 +1,16 @@
 """The contract against the vLLM that is installed, and compat's reading of it."""
 
+import ast
 import importlib
+import inspect
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 pytest.importorskip("vllm")
 
+from kvtiers.connector import contract
 from kvtiers.connector.compat import (
     SUPPORTED,
     IncompatibleVllmError,
@@ -19,7 +23,15 @@ from kvtiers.connector.compat import (
     vllm_version,
 )
 from kvtiers.connector.contract import CONTRACT, check_runtime
-from kvtiers.connector.contract_kinds import Class, Function, Method, Signature, overridden
+from kvtiers.connector.contract_kinds import (
+    Class,
+    DuckType,
+    Function,
+    Method,
+    Signature,
+    overridden,
+)
+from kvtiers.connector.contract_sources import ClassSource, SourceTree
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading.common import (
     OffloadingWorkerMetadata,
 )
@@ -30,6 +42,8 @@ from vllm.v1.outputs import KVConnectorOutput
 from vllm.v1.request import Request
 
 BASE = "vllm.v1.kv_offload.base"
+INSTANCES = {"current_platform": "Platform"}
+"""Variables of vLLM's modules, and the class that the contract has for each."""
 
 
 def test_the_installed_vllm_keeps_the_contract() -> None:
@@ -66,12 +80,12 @@ def test_everything_missing_is_named_in_one_error(monkeypatch: pytest.MonkeyPatc
 
 
 def test_a_class_or_module_that_is_gone_is_named() -> None:
-    contract = [
+    entries = [
         Class(BASE, "Gone", "reason one"),
         Class("vllm.no.such.module", "Gone", "reason two"),
         Function("vllm.no.such.module", Method("gone", "", "reason three")),
     ]
-    assert [str(problem) for problem in check_runtime(contract)] == [
+    assert [str(problem) for problem in check_runtime(entries)] == [
         f"class {BASE}.Gone (reason one)",
         "class vllm.no.such.module.Gone (reason two)",
         "function vllm.no.such.module.gone (reason three)",
@@ -175,3 +189,32 @@ def test_completed_jobs_of_a_step() -> None:
     assert completed_jobs(KVConnectorOutput(kv_connector_worker_meta=meta)) == {5: 1}
     assert completed_jobs(KVConnectorOutput()) == {}
     assert completed_jobs(SimpleNamespace(kv_connector_worker_meta=object())) == {}
+
+
+def test_every_import_from_vllm_is_in_the_contract() -> None:
+    """A new import is a new reliance: it needs an entry with its reason."""
+    named = set()
+    for entry in CONTRACT:
+        if isinstance(entry, Class):
+            named.add(entry.name)
+        elif isinstance(entry, Function):
+            named.add(entry.method.name)
+    imported = {
+        INSTANCES.get(alias.name, alias.name)
+        for path in Path(contract.__file__).parent.glob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "vllm"
+        for alias in node.names
+    }
+    assert len(imported) > 10
+    assert imported - named == set()
+
+
+def test_the_arena_has_all_that_it_may_be_asked_for_as_vllms_region() -> None:
+    from kvtiers.connector.copy_device import ArenaRegion
+
+    source = ast.parse(inspect.getsource(ArenaRegion)).body[0]
+    assert isinstance(source, ast.ClassDef)
+    ours = ClassSource(SourceTree(Path("nowhere")), "ours", source).attributes()
+    (stand_in,) = [entry for entry in CONTRACT if isinstance(entry, DuckType)]
+    assert stand_in.provides <= ours
