@@ -10,7 +10,7 @@ import shutil
 import statistics
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -158,7 +158,7 @@ def table(result: Result) -> Table:
 
 def _measure(arguments: argparse.Namespace, folder: Path, progress: Console) -> Result:
     answers: dict[str, list[Answer]] = {}
-    with progress.status("Preparing the model (converted once)"):
+    with _busy(progress, "Preparing the model (converted once)"):
         model = arguments.model or str(smollm2_path())
     with _server(arguments, model, folder, progress) as server:
         asked = prompts(server, arguments.prompts, _PROMPT_TOKENS, seed=time.time_ns())
@@ -176,7 +176,7 @@ def _step(
 ) -> list[Answer]:
     answers = []
     for number, prompt in enumerate(asked, 1):
-        with progress.status(f"{_TITLES[name]}: prompt {number} of {len(asked)}"):
+        with _busy(progress, f"{_TITLES[name]}: prompt {number} of {len(asked)}"):
             answers.append(ask(server, prompt, _ANSWER_TOKENS))
     times = " ".join(f"{answer.ttft_s:.3f}" for answer in answers)
     progress.print(f"{_TITLES[name]}: {times} s", highlight=False)
@@ -188,26 +188,37 @@ def _server(
     arguments: argparse.Namespace, model: str, folder: Path, progress: Console
 ) -> Iterator[VllmServer]:
     """A server with the connector on its embedded defaults, warm but for the prompts."""
-    with progress.status("Starting vLLM") as status:
+    with _busy(progress, "Starting vLLM") as say:
         server = VllmServer(
             model,
             folder / "vllm.log",
             _arguments(),
             _environment(folder, arguments.prompts),
             port=arguments.port,
-            waiting=lambda seconds: status.update(f"Starting vLLM: {seconds:.0f} s"),
+            waiting=lambda seconds: say(f"Starting vLLM: {seconds:.0f} s"),
         )
         begin = time.monotonic()
         server.start()
     try:
         progress.print(f"vLLM answers after {time.monotonic() - begin:.0f} s", highlight=False)
-        with progress.status("Warming up"):
+        with _busy(progress, "Warming up"):
             for prompt in prompts(server, 2, tokens=512, seed=time.time_ns()):
                 ask(server, prompt, _ANSWER_TOKENS)
         yield server
     finally:
-        with progress.status("Stopping vLLM"):
+        with _busy(progress, "Stopping vLLM"):
             server.stop()
+
+
+@contextmanager
+def _busy(progress: Console, text: str) -> Iterator[Callable[[str], None]]:
+    """Says what is going on: on a terminal all the time, elsewhere once."""
+    if progress.is_terminal:
+        with progress.status(text) as status:
+            yield status.update
+    else:
+        progress.print(f"{text} …", markup=False, highlight=False)
+        yield lambda _text: None
 
 
 def _arguments() -> list[str]:
