@@ -35,7 +35,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         status = run(arguments)
         sys.stdout.flush()
-        return status
     except ConfigError as error:
         for problem in error.problems:
             print(f"kvtiers: {problem}", file=sys.stderr)
@@ -45,6 +44,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # such as by `kvtiers config | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
+    return status
 
 
 def _parser() -> argparse.ArgumentParser:
