@@ -135,7 +135,7 @@ def load(extra_config: Mapping[str, Any], environ: Mapping[str, str]) -> Loaded:
         ConfigError: it cannot work; every problem found is in the text.
 
     """
-    found = gather(_without_own_spec(extra_config), environ, list(Config.model_fields))
+    found = gather(extra_config, environ, list(Config.model_fields))
     owners = {**dict.fromkeys(_DEFAULTS.values, _DEFAULTS), **found.owners}
     layers = Layers(owners, found.warnings)
     reader = EntryReader(layers)
@@ -200,13 +200,6 @@ def resolve_blocks_per_chunk(config: Config, block_tokens: Sequence[int]) -> int
             ]
         )
     return blocks
-
-
-def _without_own_spec(extra: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Drop what the connector itself puts there for vLLM, which reads its class from there."""
-    if str(extra.get("spec_module_path", "")).startswith("kvtiers."):
-        return {k: v for k, v in extra.items() if k not in ("spec_module_path", "spec_name")}
-    return extra
 
 
 def _settings(layers: Layers) -> tuple[Settings | None, list[str]]:

@@ -358,11 +358,6 @@ def test_vllms_own_offloading_keys_are_refused_with_ours(key, instead):
     assert instead in text
 
 
-def test_the_connectors_own_spec_may_stand_in_the_extra_config():
-    own = {"spec_name": "TieredOffloadingSpec", "spec_module_path": "kvtiers.connector.spec"}
-    assert load(own, {}).config == load({}, {}).config
-
-
 @pytest.mark.parametrize("value", ["yes please", 3, "automatic"])
 def test_a_wrong_value_says_what_is_allowed_and_what_the_key_is(value):
     text = problem({"canonical_layout": value})
