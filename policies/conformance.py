@@ -154,7 +154,8 @@ class HierarchyModel(RuleBasedStateMachine):
         self.pinned: set[ChunkId] = set()
         self.branches = [Branch(tuple(range(8)))]
         self.numbers = 8
-        self.requests: list[tuple[PolicyRequest, Branch]] = []
+        self.requests: list[PolicyRequest] = []
+        self.arrivals = 0
 
     # Steps ------------------------------------------------------------------
 
@@ -174,29 +175,30 @@ class HierarchyModel(RuleBasedStateMachine):
         branch = self.branches[of % len(self.branches)]
         runs = [branch.run(g, 0, len(branch.numbers), self.kind) for g in range(GROUPS)]
         request = PolicyRequest(
-            request_id=f"r{self.clock.now}-{len(self.requests)}",
+            request_id=f"r{self.arrivals}",
             runs=runs,
             arrival=self.clock.now,
             tenant=runs[0].tenant,
             session=f"s{branch.numbers[0]}",
             prompt_tokens=len(branch.numbers) * 16,
         )
+        self.arrivals += 1
         self.twins.tell("on_request", request)
-        self.requests.append((request, branch))
+        self.requests.append(request)
         _assert_runs("prefetch", self.twins.ask("prefetch", request))
 
-    @rule(data=st.data(), tier=st.sampled_from([*CAPACITY, "gpu"]), first=st.integers(0, 8))
-    def admit_request(self, data: st.DataObject, tier: str, first: int) -> None:
-        """A waiting request hits the leading chunks that ``tier`` holds."""
+    @rule(data=st.data(), first=st.integers(0, 8))
+    def hit(self, data: st.DataObject, first: int) -> None:
+        """A request is admitted and gets its leading chunks, or the end of them, from a tier."""
         if not self.requests:
-            return
-        request, branch = data.draw(st.sampled_from(self.requests))
-        for group in range(GROUPS):
-            run = branch.run(group, 0, len(branch.numbers), self.kind)
-            hit = _leading(run, self.held[tier]) if tier in self.held else len(run) // 2
-            begin = min(first, hit)
-            if begin < hit:
-                self.twins.tell("on_access", run.head(hit).tail(begin), request, tier)
+            self.arrive(len(self.branches) - 1)
+        request = data.draw(st.sampled_from(self.requests))
+        for run in request.runs:
+            hits = {tier: _leading(run, held) for tier, held in self.held.items()}
+            hits = {tier: n for tier, n in hits.items() if n} or {"gpu": len(run)}
+            tier = data.draw(st.sampled_from(list(hits)))
+            begin = first if first < hits[tier] else 0
+            self.twins.tell("on_access", run.head(hits[tier]).tail(begin), request, tier)
         self.twins.tell("on_start", request)
 
     @rule(of=st.integers(0), group=st.integers(0, GROUPS - 1), data=st.data())
@@ -228,6 +230,11 @@ class HierarchyModel(RuleBasedStateMachine):
             lost = data.draw(st.lists(st.sampled_from(ids), unique=True, max_size=3))
             self._remove(lost, tier)
 
+    @rule()
+    def lose_shared_tier(self) -> None:
+        """Another replica emptied it, so that what is evicted now has no other copy."""
+        self._remove(list(self.held["redis"]), "redis")
+
     @rule(of=st.integers(0), n=st.integers(0, 8))
     def pin(self, of: int, n: int) -> None:
         branch = self.branches[of % len(self.branches)]
@@ -242,7 +249,7 @@ class HierarchyModel(RuleBasedStateMachine):
     def finish(self, data: st.DataObject) -> None:
         if self.requests:
             i = data.draw(st.integers(0, len(self.requests) - 1))
-            request, _ = self.requests.pop(i)
+            request = self.requests.pop(i)
             request.output_tokens = 5
             request.finish_reason = data.draw(st.sampled_from(["stop", "length", "abort"]))
             self.twins.tell("on_finish", request)

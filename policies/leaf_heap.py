@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from kvtiers.policies.base import ChunkId
 from kvtiers.policies.sharded import ShardedDict
 
-_SMALL = 64
+_SMALL = 16
 
 
 @dataclass(slots=True, eq=False)
@@ -108,12 +108,15 @@ class LeafHeap:
             self._push(node, now)
 
     def rescore(self, n: int, now: float) -> None:
-        """Bring the next ``n`` entries up to date, in turn."""
-        for _ in range(min(n, len(self._heap))):
+        """Bring the next ``n`` leaves up to date, in turn."""
+        n = min(n, self._leaves)
+        while n:
             self._hand = (self._hand + 1) % len(self._heap)
             score, serial, node = self._heap[self._hand]
-            if node.entry == serial and self._score(node.facts, now) != score:
-                self._push(node, now)
+            if node.entry == serial:
+                n -= 1
+                if self._score(node.facts, now) != score:
+                    self._push(node, now)
 
     def ascending(self, now: float) -> Iterator[ChunkId]:
         """Every chunk once, the lowest score first among those with no child left.

@@ -61,7 +61,8 @@ class Registry(Generic[T]):
 
         Raises:
             UnknownNameError: nothing is registered under that name.
-            ImportError: it is, but one of its dependencies is not installed.
+            ImportError: it is, but one of its dependencies is not installed, or
+                its module lacks the class.
             TypeError: what is registered is not a subclass of the base class.
 
         """
@@ -72,9 +73,13 @@ class Registry(Generic[T]):
         try:
             cls = point.load()
         except ImportError as error:
-            extra = f" Try: pip install 'kvtiers[{name}]'." if _is_ours(point) else ""
             raise ImportError(
-                f"The {self.kind} '{name}' needs a package that is not installed: {error}.{extra}"
+                f"The {self.kind} '{name}' from {_origin(point)} needs a package that is not "
+                f"installed: {error}.{_advice(point)}"
+            ) from error
+        except AttributeError as error:
+            raise ImportError(
+                f"The {self.kind} '{name}' from {_origin(point)} cannot be loaded: {error}."
             ) from error
         if not (isinstance(cls, type) and issubclass(cls, self._base)):
             raise TypeError(
@@ -86,9 +91,10 @@ class Registry(Generic[T]):
     def _unknown(self, name: str) -> str:
         known = self.names()
         text = f"Unknown {self.kind} '{name}'. Known: {', '.join(known) or 'none'}."
-        close = difflib.get_close_matches(name, known, n=1)
+        by_lower_case = {each.lower(): each for each in known}
+        close = difflib.get_close_matches(name.lower(), by_lower_case, n=1)
         if close:
-            text += f" Did you mean '{close[0]}'?"
+            text += f" Did you mean '{by_lower_case[close[0]]}'?"
         return text
 
 
@@ -97,5 +103,10 @@ def _origin(point: EntryPoint) -> str:
     return f"{point.value} ({package})"
 
 
-def _is_ours(point: EntryPoint) -> bool:
-    return point.value.startswith("kvtiers.")
+def _advice(point: EntryPoint) -> str:
+    """What to install, if the package has an extra of the entry point's name."""
+    if point.dist is None or point.name not in (
+        point.dist.metadata.get_all("Provides-Extra") or ()
+    ):
+        return ""
+    return f" Try: pip install '{point.dist.name}[{point.name}]'."
