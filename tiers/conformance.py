@@ -16,8 +16,9 @@
 checks itself with its own code proves nothing. What a tier cannot do is declared
 by the flags below, never guessed from what happens.
 
-This is the only module of kvtiers outside the tests that imports pytest and
-hypothesis.
+For failures that show the values compared, put
+``pytest.register_assert_rewrite("kvtiers.tiers.conformance")`` before the import.
+This is the only module of kvtiers that imports pytest and hypothesis.
 """
 
 # ruff: noqa: D102 - a test's name says what it holds the tier to

@@ -18,6 +18,7 @@ from kvtiers.tiers.base import (
     ALIGNMENT,
     ChunkKey,
     Entry,
+    Namespace,
     ReadOutcome,
     Tier,
     TierConfig,
@@ -78,7 +79,8 @@ class FsTier(Tier):
         Attributes:
             path: root folder, shared by all models and engines that name it.
             capacity: bytes that chunks may take under ``path``, metadata
-                included; None is no bound but the file system's own.
+                included; None is no bound but the file system's own. The last
+                four damaged files of a namespace lie outside of it.
             direct: O_DIRECT; "auto" uses it where a trial in ``path`` succeeds.
             fsync: wait for the device on every write. Without it a crash of the
                 machine (not of the engine) may lose chunks written in the last
@@ -121,7 +123,12 @@ class FsTier(Tier):
 
     def contains(self, keys: Sequence[ChunkKey]) -> list[bool]:
         """See ``Tier.contains``. One ``access`` a key: cheaper than ``stat``."""
-        return [self._accepts(key) and os.access(self._path(key), os.F_OK) for key in keys]
+        namespaces = {key.namespace.id: key.namespace for key in keys}
+        usable = {name: self._accepts(namespace) for name, namespace in namespaces.items()}
+        return [
+            usable[key.namespace.id] and os.access(self._layout.place(key).path, os.F_OK)
+            for key in keys
+        ]
 
     def read(self, keys: Sequence[ChunkKey], buffers: Sequence[memoryview]) -> list[ReadOutcome]:
         """See ``Tier.read``. A hit renews the file's modification time."""
@@ -333,12 +340,9 @@ class FsTier(Tier):
 
     # Small things ---------------------------------------------------------------
 
-    def _path(self, key: ChunkKey) -> str:
-        return self._layout.place(key).path
-
-    def _accepts(self, key: ChunkKey) -> bool:
+    def _accepts(self, namespace: Namespace) -> bool:
         try:
-            return self._namespaces.accepts(key.namespace)
+            return self._namespaces.accepts(namespace)
         except OSError as error:
             self._log_error("look up", error)
             return False

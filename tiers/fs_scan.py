@@ -55,7 +55,7 @@ class Scanner:
         """The entries of one folder of chunks; settles its count first."""
         parent, folder_name = os.path.split(folder)
         namespace = self._namespaces.known(os.path.basename(parent))
-        entries = {}
+        entries = []
         try:
             with self._ledger.folder(folder).listing() as counted:
                 for found in _list(folder):
@@ -65,14 +65,13 @@ class Scanner:
                     regular = stat.S_ISREG(status.st_mode)
                     digest = hash_of(folder_name, found.name) if regular else None
                     key = None if digest is None else ChunkKey(namespace, digest)
-                    entries[found.name] = _entry(key, found, status)
+                    entries.append(_entry(key, found, status))
                     if key is not None:
                         counted[found.name] = status.st_size
         except OSError as error:
             logger.warning("Cannot list %s, its chunks stay unknown: %s", folder, error)
             return []
-        # What was removed while the folder was listed is no longer counted.
-        return [e for name, e in entries.items() if e.key is None or name in counted]
+        return entries
 
 
 def _other(found: os.DirEntry[str]) -> Iterator[Entry]:

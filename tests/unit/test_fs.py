@@ -365,6 +365,22 @@ def test_a_root_emptied_under_a_running_engine_heals(tier):
     assert tier.usage().chunks == 2
 
 
+def test_a_writer_who_comes_second_leaves_nothing(tier):
+    """Another engine stores the chunk between our lookup and our rename."""
+    other = open_tier(tier.config.path)
+
+    class Slow(FsTier):
+        def _write_file(self, *args):
+            super()._write_file(*args)
+            write(other, key(1))
+
+    slow = Slow(tier.config, PAYLOAD_BYTES)
+    assert write(slow, key(1)) == [WriteOutcome.EXISTS]
+    assert files_in(tier.config.path / "v1" / NAMESPACE.id / "tmp") == []
+    assert slow.usage().chunks == 0
+    assert write(slow, key(1)) == [WriteOutcome.EXISTS]
+
+
 KILLED_BEFORE_THE_RENAME = f"""
 import os, signal, sys
 from pathlib import Path
@@ -461,7 +477,8 @@ def test_scan_finds_every_namespace_and_what_is_no_chunk(tier):
         base / NAMESPACE.id / "01" / "readme",
         base / NAMESPACE.id / "01" / ("02" * 36 + ".kv"),
         base / NAMESPACE.id / "01" / ("01" * 65 + ".kv"),
-        base / NAMESPACE.id / "01" / "0 1.kv",
+        base / NAMESPACE.id / "01" / "01 02.kv",
+        base / NAMESPACE.id / "01" / "01AB.kv",
     ]
     for stranger in strangers:
         stranger.write_bytes(b"x")
