@@ -255,6 +255,25 @@ class Function:
 
 
 @dataclass(frozen=True, slots=True)
+class Named:
+    """Anything else that we import: that it exists."""
+
+    module: str
+    name: str
+    why: str
+
+    def at_runtime(self) -> Iterator[Problem]:
+        """See ``Entry``."""
+        if _imported(self.module, self.name) is None:
+            yield Problem(f"name {self.module}.{self.name}", self.why)
+
+    def in_sources(self, tree: SourceTree) -> Iterator[Problem]:
+        """See ``Entry``."""
+        if tree.find(self.module, self.name) is None:
+            yield Problem(f"name {self.module}.{self.name}", self.why)
+
+
+@dataclass(frozen=True, slots=True)
 class SourceFact:
     """What only the sources show. The base of the kinds below.
 

@@ -28,6 +28,7 @@ from kvtiers.connector.contract_kinds import (
     DuckType,
     Function,
     Method,
+    Named,
     Signature,
     overridden,
 )
@@ -84,11 +85,13 @@ def test_a_class_or_module_that_is_gone_is_named() -> None:
         Class(BASE, "Gone", "reason one"),
         Class("vllm.no.such.module", "Gone", "reason two"),
         Function("vllm.no.such.module", Method("gone", "", "reason three")),
+        Named(BASE, "Gone", "reason four"),
     ]
     assert [str(problem) for problem in check_runtime(entries)] == [
         f"class {BASE}.Gone (reason one)",
         "class vllm.no.such.module.Gone (reason two)",
         "function vllm.no.such.module.gone (reason three)",
+        f"name {BASE}.Gone (reason four)",
     ]
 
 
@@ -195,7 +198,7 @@ def test_every_import_from_vllm_is_in_the_contract() -> None:
     """A new import is a new reliance: it needs an entry with its reason."""
     named = set()
     for entry in CONTRACT:
-        if isinstance(entry, Class):
+        if isinstance(entry, Class | Named):
             named.add(entry.name)
         elif isinstance(entry, Function):
             named.add(entry.method.name)
