@@ -363,7 +363,7 @@ class PolicyConformance:
     policy_class: ClassVar[type[Policy]]
     prefix_closed: ClassVar[bool] = False
     effort: ClassVar[settings] = settings(
-        max_examples=200,
+        max_examples=100,
         stateful_step_count=40,
         deadline=None,
         suppress_health_check=list(HealthCheck),
