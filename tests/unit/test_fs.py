@@ -493,6 +493,12 @@ def test_scan_finds_every_namespace_and_what_is_no_chunk(tier):
     assert {Path(entry.where) for entry in entries if entry.key is None} == set(strangers)
 
 
+def test_scan_knows_the_facts_of_namespaces_that_were_used_before(tier):
+    write(tier, key(1))
+    assert [entry.key.namespace.facts for entry in tier.scan()] == [FACTS]
+    assert [e.key.namespace.facts for e in open_tier(tier.config.path).scan()] == [{}]
+
+
 def test_usage_and_bound_know_what_was_there_once_it_is_scanned(tier):
     write(tier, key(1), key(2), key(3))
     tier = open_tier(tier.config.path, capacity=4 * CHUNK_BYTES)
