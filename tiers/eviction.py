@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from kvtiers.policies import ChunkId
 from kvtiers.tiers.directory import Chunk, State, runs_of
 from kvtiers.tiers.lower import LowerTier
@@ -11,6 +13,10 @@ from kvtiers.tiers.workers import Op, OpKind
 
 # A full root in which we know no victims is scanned again, but not at once.
 _RESCAN_SECONDS = 60.0
+# Demote also what comes after the chunks to evict now, so that next time they
+# can go at once. Otherwise hotter chunks would be dropped while colder ones wait
+# for their copy.
+_DEMOTE_AHEAD = 2
 
 
 class Eviction:
@@ -20,55 +26,71 @@ class Eviction:
         self._residency = residency
         self._spill = spill
 
-    def make_room(self, n: int) -> int:
-        """Free up to ``n`` slots. Returns how many of them there are.
+    def can_free(self, n: int) -> bool:
+        """Whether ``n`` slots are or could be free. Evicts nothing, but cancels queued stores."""
+        table = self._residency.slots
+        if table.unpinned < n:
+            self._spill.cancel_queued(n - table.unpinned)
+        return table.unpinned >= n
 
-        May forget chunks that only a lower tier held, so look up afterwards what
-        was looked up before.
-        """
+    def make_room(self, n: int) -> int:
+        """Free up to ``n`` slots. Returns how many of them there are."""
         slots = self._residency.slots
         if slots.free < n:
-            self._evict(n - slots.free)
-        if slots.free < n and self._spill.cancel_queued():
-            self._evict(n - slots.free)
+            short = n - slots.free
+            self._demote_of(self._coldest(_DEMOTE_AHEAD * short))
+            self._drop_coldest(short)
+        if slots.free < n:
+            self._spill.cancel_queued(n - slots.free)
+            self._drop_coldest(n - slots.free)
         return min(n, slots.free)
 
-    def _evict(self, n: int) -> None:
-        victims: list[Chunk] = []
-        demotions: list[tuple[Chunk, LowerTier]] = []
+    def _coldest(self, n: int) -> list[Chunk]:
+        """Up to ``n`` chunks that nobody uses, in the policy's order."""
+        chunks: list[Chunk] = []
         for key in self._residency.policy.victims(CPU, n * self._residency.chunk_bytes):
             chunk = self._residency.get(key)
-            if chunk is None or not self._evictable(chunk):
-                continue
-            target = self._demotion_target(chunk)
-            if target is not None:
-                demotions.append((chunk, target))
-            else:
-                victims.append(chunk)
-                if len(victims) >= n:
+            if chunk is not None and self._evictable(chunk):
+                chunks.append(chunk)
+                if len(chunks) >= n:
                     break
-        for chunk, target in demotions:
-            # It can go once the copy below is made; others go now in its place.
-            for run in runs_of((chunk,), self._residency.chunk_bytes):
-                self._spill.write(target, run)
-        self._residency.counts[CPU]["evictions"] += len(victims)
-        self._residency.drop(victims)
+        return chunks
 
     def _evictable(self, chunk: Chunk) -> bool:
         return chunk.state is State.READY and not self._residency.slots.is_pinned(chunk.slot)
 
+    def _drop_coldest(self, n: int) -> None:
+        victims = self._coldest(n)
+        self._residency.counts[CPU]["evictions"] += len(victims)
+        self._residency.drop(victims)
+
+    def _demote_of(self, candidates: Sequence[Chunk]) -> None:
+        """Start copying down what only the arena has, if the policy wants it kept.
+
+        The copy's pin keeps the chunk for now; others are dropped in its place.
+        """
+        by_tier: dict[str, list[Chunk]] = {}
+        for chunk in candidates:
+            target = self._demotion_target(chunk)
+            if target is not None:
+                chosen = by_tier.setdefault(target.name, [])
+                if len(chosen) < target.store_room():
+                    chosen.append(chunk)
+        for name, chunks in by_tier.items():
+            tier = self._residency.named(name)
+            for run in runs_of(chunks, self._residency.chunk_bytes):
+                assert tier is not None
+                self._spill.offer(tier, run)
+
     def _demotion_target(self, chunk: Chunk) -> LowerTier | None:
-        if chunk.where:
-            return None
-        name = self._residency.policy.demote(chunk.key, CPU)
-        tier = self._residency.named(name) if name is not None else None
-        if tier is None or not tier.store_room() or not tier.breaker.closed():
-            return None
-        return tier
+        name = None if chunk.where else self._residency.policy.demote(chunk.key, CPU)
+        tier = None if name is None else self._residency.named(name)
+        return tier if tier is not None and tier.breaker.closed() else None
 
     def enforce(self, tier: LowerTier) -> None:
         """Start evicting from a lower tier that is above its high watermark."""
-        if tier.removing or tier.used + tier.storing <= tier.high:
+        full = tier.used + tier.storing > tier.high
+        if not full or tier.removing or not tier.breaker.closed():
             return
         need = int(tier.used + tier.storing - tier.low)
         victims = self._victims(tier, need)

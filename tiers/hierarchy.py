@@ -20,10 +20,11 @@ The parts: ``residency`` (what is where), ``promotion`` (up), ``spill`` (down),
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from kvtiers.policies import ChunkId, Policy, PolicyRequest, Run, TierInfo
@@ -102,7 +103,7 @@ class Hierarchy:
         self._requests: dict[str, RequestState] = {}
         # Pins of the engine's own copies, by what ends them.
         self._storing: dict[bytes, int] = {}
-        self._loading: dict[str, tuple[list[bytes], list[int]]] = {}
+        self._loading: dict[str, dict[bytes, int]] = {}
         self._quarantine: list[int] = []
         for tier in self._lower:
             self._eviction.scan(tier)
@@ -166,6 +167,8 @@ class Hierarchy:
         request = RequestState(facts, windowed, tuple(ask))
         self._requests[facts.request_id] = request
         self.policy.on_request(facts)
+        for run in ask:
+            self._residency.learn(run)
         self._ask(request, [key for run in ask for key in run.chunks])
         self._plan(request)
 
@@ -175,16 +178,16 @@ class Hierarchy:
             self.poll()
         chunk = self._residency.get(key)
         request = self._requests.get(request_id)
-        if chunk is not None and chunk.state is State.READY:
-            if request is None:
-                return Lookup.HIT
-            if key in request.distrusted:
-                return Lookup.MISS
-            if request.wanted:
-                # Beside chunks that must be read: hold it with them.
-                self._promotion.want(request, key)
+        ready = chunk is not None and chunk.state is State.READY
+        if request is None:
+            return Lookup.HIT if ready else Lookup.MISS
+        if key in request.distrusted:
+            return Lookup.MISS
+        if ready:
+            # Should others of its prefix have to be read, it is held with them.
+            request.wanted[key] = None
             return Lookup.HIT
-        if request is None or request.expired or key in request.missed:
+        if request.expired or key in request.missed:
             return Lookup.MISS
         answer = self._pending_answer(request, key, chunk)
         if answer is Lookup.MISS:
@@ -195,12 +198,9 @@ class Hierarchy:
         return answer
 
     def _pending_answer(self, request: RequestState, key: bytes, chunk: Chunk | None) -> Lookup:
-        if chunk is not None:
-            if chunk.state is not State.ABSENT:
-                return Lookup.PENDING
-            if self._residency.source(chunk) is not None:
-                self._promotion.want(request, key)
-                return Lookup.PENDING
+        if chunk is not None and not self._residency.is_nowhere(chunk):
+            self._promotion.want(request, key)
+            return Lookup.PENDING
         if key not in request.asked:
             self._ask(request, (key,))
         return Lookup.UNKNOWN if key in request.unanswered else Lookup.MISS
@@ -211,20 +211,17 @@ class Hierarchy:
         A key that is not ready (it was, when the engine looked) gives -1, which
         the worker reports as a failed load.
         """
-        slots: list[int] = []
+        slots = self._loading.setdefault(request_id, {})
+        answer: list[int] = []
         for key in keys:
             chunk = self._residency.get(key)
             ready = chunk is not None and chunk.state is State.READY
-            slots.append(chunk.slot if chunk is not None and ready else -1)
-        pinned = [slot for slot in slots if slot >= 0]
-        for slot in pinned:
-            self._residency.slots.pin(slot)
-        old_keys, old_slots = self._loading.get(request_id, ([], []))
-        self._loading[request_id] = ([*old_keys, *keys], old_slots + pinned)
-        request = self._requests.get(request_id)
-        if request is not None:
-            self._promotion.release(request)
-        return slots
+            slot = chunk.slot if chunk is not None and ready else -1
+            if slot >= 0 and key not in slots:
+                self._residency.slots.pin(slot)
+                slots[key] = slot
+            answer.append(slot)
+        return answer
 
     def admitted(self, request_id: str, gpu_chunks: Mapping[int, int]) -> None:
         """The engine starts the request: count who served what, tell the policy.
@@ -237,18 +234,18 @@ class Hierarchy:
         request = self._requests.get(request_id)
         if request is None:
             return
-        # After a preemption it may look, and wait, again.
-        request.deadline = None
-        self.policy.on_start(request.facts)
-        loaded = frozenset(self._loading.get(request_id, ((), ()))[0])
+        loaded = self._loading.get(request_id, {})
         for run in request.facts.runs:
             held = min(gpu_chunks.get(run.group, 0), len(run))
             if held:
                 self._residency.counts[GPU]["hits"] += held
                 self.policy.on_access(run.head(held), request.facts, GPU)
             self._account(request, run.tail(held), loaded)
+        request.start()
+        self._promotion.dismiss(request)
+        self.policy.on_start(request.facts)
 
-    def _account(self, request: RequestState, run: Run, loaded: frozenset[bytes]) -> None:
+    def _account(self, request: RequestState, run: Run, loaded: Container[ChunkId]) -> None:
         by_tier: dict[str, list[Chunk]] = {}
         missed = 0
         for key in run.chunks:
@@ -281,8 +278,7 @@ class Hierarchy:
 
     def loaded(self, request_id: str) -> None:
         """The engine's copy to the GPU has ended, well or not."""
-        _, slots = self._loading.pop(request_id, ((), ()))
-        self._residency.slots.unpin(slots)
+        self._residency.slots.unpin(self._loading.pop(request_id, {}).values())
 
     def load_failed(self, request_id: str) -> None:
         """A load of the request failed: its chunks are dropped, and misses for it.
@@ -290,19 +286,18 @@ class Hierarchy:
         Without that the engine, which asks again, would load the same bytes for
         ever. ``loaded`` still follows.
         """
-        keys, slots = self._loading.get(request_id, ([], []))
-        self.spoil(slots)
+        loading = self._loading.get(request_id, {})
+        self.spoil(loading.values())
         request = self._requests.get(request_id)
         if request is not None:
-            request.distrusted.update(keys)
+            request.distrusted.update(loading)
             self._expire(request)
 
     def end(self, request_id: str) -> None:
         """The request finished or was aborted. Its copies may still be under way."""
         request = self._requests.pop(request_id, None)
         if request is not None:
-            self._expire(request)
-            self._promotion.release(request)
+            self._promotion.dismiss(request)
             self.policy.on_finish(request.facts)
 
     # Stores by the engine ---------------------------------------------------
@@ -325,7 +320,8 @@ class Hierarchy:
 
     def _reserve(self, run: Run) -> list[tuple[bytes, int]]:
         absent = [index for index, key in enumerate(run.chunks) if not self._in_arena(key)]
-        room = self._eviction.make_room(len(absent))
+        with self._kept(run):
+            room = self._eviction.make_room(len(absent))
         self._residency.counts[CPU]["dropped"] += len(absent) - room
         taken: list[tuple[bytes, int]] = []
         for index in absent[:room]:
@@ -340,7 +336,18 @@ class Hierarchy:
 
     def _in_arena(self, key: ChunkId) -> bool:
         chunk = self._residency.get(key)
-        return chunk is not None and chunk.state is not State.ABSENT
+        # A spoiled store is absent, but its end is still to come.
+        return key in self._storing or (chunk is not None and chunk.state is not State.ABSENT)
+
+    @contextlib.contextmanager
+    def _kept(self, run: Run) -> Iterator[None]:
+        """Room for the tail of a run is not made by evicting its head."""
+        chunks = [self._residency.get(key) for key in run.chunks]
+        slots = [chunk.slot for chunk in chunks if chunk is not None and chunk.slot >= 0]
+        for slot in slots:
+            self._residency.slots.pin(slot)
+        yield
+        self._residency.slots.unpin(slots)
 
     def stored(self, keys: Iterable[bytes], success: bool = True) -> None:
         """The engine's copy into the arena has ended; what was not spoiled is readable now."""
@@ -371,8 +378,8 @@ class Hierarchy:
 
     def spoil(self, slots: Iterable[int]) -> None:
         """The bytes in these slots can't be trusted: nobody will load them."""
-        chunks = [self._residency.slots.owner(slot) for slot in slots]
-        bad = [chunk for chunk in chunks if chunk is not None]
+        owners = [self._residency.slots.owner(slot) for slot in set(slots) if slot >= 0]
+        bad = [chunk for chunk in owners if chunk is not None]
         self._residency.counts[CPU]["failures"] += len(bad)
         self._residency.drop(bad)
 
@@ -468,9 +475,7 @@ class Hierarchy:
         for key in keys:
             assert isinstance(key, bytes)
             chunk = self._residency.get(key)
-            if chunk is None or (
-                chunk.state is State.ABSENT and self._residency.source(chunk) is None
-            ):
+            if chunk is None or self._residency.is_nowhere(chunk):
                 unknown.append(key)
             request.asked.add(key)
         named = [ChunkKey(self.namespace, key) for key in unknown]
@@ -490,9 +495,12 @@ class Hierarchy:
             )
 
     def _answered(self, tier: LowerTier, op: Op, found: Sequence[bool]) -> None:
-        there = [key.hash for key, yes in zip(op.keys, found, strict=True) if yes]
-        self._residency.now_in(tier, [self._residency.directory.ensure(key) for key in there])
+        ensure = self._residency.directory.ensure
+        there = [ensure(key.hash) for key, yes in zip(op.keys, found, strict=True) if yes]
         request = self._requests.get(op.request_id)
+        for run in request.beyond_gpu if request is not None and there else ():
+            self._residency.learn(run)
+        self._residency.now_in(tier, there)
         if request is None or request.expired:
             return
         for key in op.keys:
@@ -514,12 +522,10 @@ class Hierarchy:
         leading: list[Chunk] = []
         for key in request.beyond_gpu[0].chunks:
             chunk = self._residency.get(key)
-            if chunk is None or (
-                chunk.state is State.ABSENT and self._residency.source(chunk) is None
-            ):
+            if chunk is None or self._residency.is_nowhere(chunk):
                 break
             leading.append(chunk)
-        if any(chunk.state is State.ABSENT for chunk in leading):
+        if any(chunk.state is not State.READY for chunk in leading):
             # All of it, so that what is there already is held for the rest.
             for chunk in leading:
                 self._promotion.want(request, chunk.key)
@@ -549,8 +555,8 @@ class Hierarchy:
             self._expire(request)
             request.stores = False
         self._quarantine += self._storing.values()
-        for _, slots in self._loading.values():
-            self._quarantine += slots
+        for slots in self._loading.values():
+            self._quarantine += slots.values()
         self._storing.clear()
         self._loading.clear()
         self._residency.start_epoch(namespace)

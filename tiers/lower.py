@@ -40,7 +40,7 @@ class LowerTier:
         scanned_at: when what it holds was last looked through.
         reading: how many ops read each key now; such a chunk is no victim.
         foreign: chunks of other namespaces that a scan found.
-        ops: every op that has not come back.
+        ops: every op that has not come back, in the order of submission.
         counts: figures since they were last taken.
         logged: kinds of errors that the log has seen already.
 
@@ -62,7 +62,7 @@ class LowerTier:
     scanned_at: float = 0.0
     reading: Counter[bytes] = field(default_factory=Counter)
     foreign: set[ChunkKey] = field(default_factory=set)
-    ops: set[Op] = field(default_factory=set)
+    ops: dict[Op, None] = field(default_factory=dict)
     counts: Counter[str] = field(default_factory=Counter)
     logged: set[str] = field(default_factory=set)
     _seconds_per_byte: float = 0.0
@@ -82,7 +82,7 @@ class LowerTier:
 
     def submit(self, op: Op) -> None:
         """Hand an op to the tier's threads and remember it."""
-        self.ops.add(op)
+        self.ops[op] = None
         for key in op.keys if op.kind is OpKind.READ else ():
             self.reading[key.hash] += 1
         if op.kind is OpKind.WRITE:
@@ -91,7 +91,7 @@ class LowerTier:
 
     def returned(self, op: Op) -> None:
         """An op came back or was cancelled."""
-        self.ops.discard(op)
+        self.ops.pop(op, None)
         for key in op.keys if op.kind is OpKind.READ else ():
             self.reading[key.hash] -= 1
             if not self.reading[key.hash]:
@@ -136,8 +136,8 @@ class LowerTier:
         return max(0, budget // self.chunk_bytes)
 
     def queued_stores(self) -> list[Op]:
-        """Stores that have not begun, in no order."""
-        return [op for op in self.ops if op.kind is OpKind.WRITE and not op.started]
+        """Stores that have not begun, the last queued first: it would wait longest."""
+        return [op for op in reversed(self.ops) if op.kind is OpKind.WRITE and not op.started]
 
 
 MakeWorkers = Callable[[Tier, Callable[[Op], None], int], Workers]

@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from kvtiers.tiers.base import ReadOutcome
-from kvtiers.tiers.directory import Chunk, State
+from kvtiers.tiers.directory import Chunk, State, runs_of
 from kvtiers.tiers.eviction import Eviction
 from kvtiers.tiers.lower import LowerTier
 from kvtiers.tiers.requests import RequestState
-from kvtiers.tiers.residency import Residency
+from kvtiers.tiers.residency import CPU, Residency
 from kvtiers.tiers.workers import Op, OpKind
 
 
@@ -35,14 +35,26 @@ class Promotion:
 
     def want(self, request: RequestState, key: bytes) -> None:
         """The request would like this chunk in the arena. Cheap if it said so before."""
-        if key not in request.wanted:
+        if key not in request.awaited:
             request.wanted[key] = None
             self._wanting[request.facts.request_id] = request
 
     def forget(self, request: RequestState) -> None:
         """The request wants nothing any more; reads under way land for others."""
         request.wanted.clear()
+        request.awaited.clear()
         self._wanting.pop(request.facts.request_id, None)
+
+    def release(self, request: RequestState) -> None:
+        """The request needs no hold any more."""
+        self._residency.slots.unpin(request.held)
+        request.held.clear()
+        self._holding.pop(request.facts.request_id, None)
+
+    def dismiss(self, request: RequestState) -> None:
+        """The request waits no longer: it started, or it ended."""
+        self.release(request)
+        self.forget(request)
 
     def start(self) -> None:
         """Begin what there is room for, in order. Also ends holds that grew old."""
@@ -50,30 +62,36 @@ class Promotion:
         for request in [r for r in self._holding.values() if r.hold_until <= now]:
             self.release(request)
         for request_id, request in list(self._wanting.items()):
-            if request.wanted and not self._promote(request):
+            if not self._promote(request):
                 return
             self._wanting.pop(request_id, None)
 
     def _promote(self, request: RequestState) -> bool:
         """Returns False if the request has to wait for slots."""
         missing = self._hold_what_is_there(request)
-        missing = missing[: self._residency.cpu.arena.slots - len(request.held)]
-        room = self._eviction.make_room(len(missing))
-        if room < len(missing) and self._residency.slots.pinned > len(request.held):
+        # What can never be in the arena together with the rest is not worth waiting for.
+        most = self._residency.cpu.arena.slots - len(request.held)
+        if not self._eviction.can_free(min(len(missing), most)) and self._others_pin(request):
             return False
-        request.give_up(missing[room:])
-        self._read(request, missing[:room])
+        admitted = self._admitted(request, missing[:most])
+        room = self._eviction.make_room(len(admitted))
+        if room < len(admitted) and self._others_pin(request):
+            return False
+        request.give_up(admitted[room:] + missing[most:])
+        self._read(request, admitted[:room])
         request.wanted.clear()
         return True
+
+    def _others_pin(self, request: RequestState) -> bool:
+        """Whether slots are in use that will come back without the request's doing."""
+        return self._residency.slots.pinned > len(request.held)
 
     def _hold_what_is_there(self, request: RequestState) -> list[bytes]:
         """Hold the wanted chunks that the arena has or is getting; return the others."""
         missing: list[bytes] = []
         for key in list(request.wanted):
             chunk = self._residency.get(key)
-            if chunk is None or (
-                chunk.state is State.ABSENT and self._residency.source(chunk) is None
-            ):
+            if chunk is None or self._residency.is_nowhere(chunk):
                 request.give_up((key,))
             elif chunk.state is State.ABSENT:
                 missing.append(key)
@@ -83,32 +101,37 @@ class Promotion:
 
     def _hold(self, request: RequestState, chunk: Chunk) -> None:
         if chunk.state is State.PROMOTING:
-            waiting = self._waiters.setdefault(chunk.key, [])
-            if request not in waiting:
-                waiting.append(request)
+            if chunk.key not in request.awaited:
+                request.awaited.add(chunk.key)
+                self._waiters.setdefault(chunk.key, []).append(request)
         elif chunk.state is State.READY and chunk.slot not in request.held:
             self._residency.slots.pin(chunk.slot)
             request.held.add(chunk.slot)
             request.hold_until = self._residency.clock() + self._patience
             self._holding[request.facts.request_id] = request
 
-    def release(self, request: RequestState) -> None:
-        """The request needs no hold any more."""
-        self._residency.slots.unpin(request.held)
-        request.held.clear()
-        self._holding.pop(request.facts.request_id, None)
+    def _admitted(self, request: RequestState, keys: Sequence[bytes]) -> list[bytes]:
+        """What the policy lets into the arena; the rest are misses."""
+        chunks = [chunk for key in keys if (chunk := self._residency.get(key)) is not None]
+        admitted: list[bytes] = []
+        for run in runs_of(chunks, self._residency.chunk_bytes):
+            n = self._residency.policy.admit(run, CPU)
+            self._residency.counts[CPU]["refused"] += len(run) - n
+            admitted += [key for key in run.chunks[:n] if isinstance(key, bytes)]
+        taken = set(admitted)
+        request.give_up([key for key in keys if key not in taken])
+        return [key for key in keys if key in taken]
 
     def _read(self, request: RequestState, keys: Sequence[bytes]) -> None:
         by_tier: dict[str, list[Chunk]] = {}
         for key in keys:
-            # Making room may have evicted it from the tier it was found in.
             chunk = self._residency.get(key)
             tier = self._residency.source(chunk) if chunk is not None else None
-            if chunk is None or tier is None:
-                request.give_up((key,))
-            else:
-                by_tier.setdefault(tier.name, []).append(chunk)
-                self._waiters[key] = [request]
+            assert chunk is not None
+            assert tier is not None
+            by_tier.setdefault(tier.name, []).append(chunk)
+            request.awaited.add(key)
+            self._waiters[key] = [request]
         for tier in self._residency.lower:
             for batch in tier.batches(by_tier.get(tier.name, ())):
                 self._submit(tier, batch)
@@ -136,8 +159,9 @@ class Promotion:
         tier.counts["bytes_read"] += len(ready) * self._residency.chunk_bytes
         for chunk in ready:
             for request in self._waiters.pop(chunk.key, ()):
-                request.source[chunk.key] = tier.name
-                if not request.expired:
+                if chunk.key in request.awaited:
+                    request.awaited.discard(chunk.key)
+                    request.source[chunk.key] = tier.name
                     self._hold(request, chunk)
 
     def give_up(self, tier: LowerTier, op: Op) -> None:
@@ -159,6 +183,5 @@ class Promotion:
     def reset(self, requests: Iterable[RequestState]) -> None:
         """Nobody waits for anything any more."""
         for request in requests:
-            self.release(request)
-            self.forget(request)
+            self.dismiss(request)
         self._waiters.clear()

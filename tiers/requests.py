@@ -13,7 +13,7 @@ class Lookup(enum.Enum):
     """Answer to "can this chunk be loaded for this request?"."""
 
     MISS = "miss"
-    """No, and it will stay so for this request: compute it."""
+    """No, and nobody will fetch it for this request: compute it."""
     HIT = "hit"
     """Yes, now."""
     PENDING = "pending"
@@ -34,8 +34,10 @@ class RequestState:
         expired: the deadline has passed; every chunk not in the arena is a miss.
         unanswered: key -> lower tiers that still owe an answer.
         asked: keys whose whereabouts were asked.
-        wanted: keys to promote, in order.
-        missed: keys that were answered MISS, and stay so.
+        wanted: keys to have in the arena together, in order: those to promote, and
+            those found there beside them.
+        awaited: keys whose read it waits for.
+        missed: keys that were answered MISS: not promoted for it any more.
         distrusted: keys whose load failed for it: never loaded for it again.
         held: slots pinned until the request loads, ends or has waited too long.
         hold_until: when the last becomes true.
@@ -53,6 +55,7 @@ class RequestState:
     unanswered: dict[bytes, int] = field(default_factory=dict)
     asked: set[bytes] = field(default_factory=set)
     wanted: dict[bytes, None] = field(default_factory=dict)
+    awaited: set[bytes] = field(default_factory=set)
     missed: set[bytes] = field(default_factory=set)
     distrusted: set[bytes] = field(default_factory=set)
     held: set[int] = field(default_factory=set)
@@ -65,4 +68,12 @@ class RequestState:
         for key in keys:
             self.missed.add(key)
             self.wanted.pop(key, None)
+            self.awaited.discard(key)
             self.unanswered.pop(key, None)
+
+    def start(self) -> None:
+        """The engine runs it. If it is preempted, it may wait, and find, once more."""
+        self.deadline = None
+        self.expired = False
+        self.missed.clear()
+        self.source.clear()

@@ -71,6 +71,20 @@ class Residency:
                     return tier
         return None
 
+    def is_nowhere(self, chunk: Chunk) -> bool:
+        """Whether neither the arena has it, or is getting it, nor a tier that may be asked."""
+        return chunk.state is State.ABSENT and self.source(chunk) is None
+
+    def learn(self, run: Run) -> None:
+        """Where in their prefix these chunks are: a scan, or a lookup, did not say."""
+        parent = run.parent
+        for position, key in enumerate(run.chunks, run.start):
+            chunk = self.get(key)
+            if chunk is not None and chunk.position < 0:
+                assert parent is None or isinstance(parent, bytes)
+                chunk.position, chunk.group, chunk.parent = position, run.group, parent
+            parent = key
+
     def key_of(self, chunk: Chunk) -> ChunkKey:
         """The name under which tiers know the chunk."""
         return ChunkKey(self.namespace, chunk.key, chunk.position)

@@ -31,6 +31,11 @@ class SlotTable:
         """Slots that can be taken."""
         return self._cpu.free_slots
 
+    @property
+    def unpinned(self) -> int:
+        """Slots that nobody uses: free ones, and those whose chunk could be evicted."""
+        return len(self._pins) - self.pinned
+
     def take(self, chunk: Chunk) -> int:
         """Give ``chunk`` a free slot, pinned once by whoever fills it."""
         slot = self._cpu.take()

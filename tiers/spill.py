@@ -24,19 +24,22 @@ class Spill:
 
     def write_through(self, run: Run) -> None:
         """A new run is in the arena: write it where the policy places it."""
-        policy = self._residency.policy
-        for name in policy.place(run):
+        for name in self._residency.policy.place(run):
             tier = self._residency.named(name)
             if tier is not None:
-                admitted = policy.admit(run, name)
-                tier.counts["refused"] += len(run) - admitted
-                self.write(tier, run.head(admitted))
+                self.offer(tier, run)
 
-    def write(self, tier: LowerTier, run: Run) -> None:
-        """Queue what of the run is in the arena and not in the tier."""
-        chunks = [chunk for key in run.chunks if (chunk := self._writable(tier, key)) is not None]
-        room = tier.store_room() if chunks and tier.breaker.allows() else 0
-        tier.counts["dropped"] += len(chunks[room:])
+    def offer(self, tier: LowerTier, run: Run) -> None:
+        """Queue what of the run the policy admits to the tier and there is room for."""
+        admitted = self._residency.policy.admit(run, tier.name)
+        tier.counts["refused"] += len(run) - admitted
+        head = run.chunks[:admitted]
+        chunks = [chunk for key in head if (chunk := self._writable(tier, key)) is not None]
+        room = min(len(chunks), tier.store_room())
+        # Asked last: a breaker that lets a probe through must see one.
+        if room and not tier.breaker.allows():
+            room = 0
+        tier.counts["dropped"] += len(chunks) - room
         for batch in tier.batches(chunks[:room]):
             self._submit(tier, batch)
 
@@ -60,20 +63,21 @@ class Spill:
         there: list[Chunk] = []
         for key, outcome in zip(op.keys, op.writes, strict=True):
             if outcome in (WriteOutcome.STORED, WriteOutcome.EXISTS):
-                there.append(self._residency.directory.ensure(key.hash, key.position))
+                there.append(self._residency.directory.ensure(key.hash))
             if outcome is WriteOutcome.STORED:
                 tier.counts["bytes_written"] += self._residency.chunk_bytes
             elif outcome is WriteOutcome.REFUSED:
                 tier.counts["refused"] += 1
         self._residency.now_in(tier, there)
 
-    def cancel_queued(self) -> bool:
-        """Stores that only wait must not keep slots from those who need them now."""
-        cancelled = False
+    def cancel_queued(self, n: int) -> None:
+        """Stores that only wait must not keep ``n`` slots from those who need them now."""
+        table = self._residency.slots
+        goal = table.pinned - n
         for tier in self._residency.lower:
             for op in tier.queued_stores():
+                if table.pinned <= goal:
+                    return
                 if tier.cancel(op):
                     tier.counts["dropped"] += len(op.keys)
-                    self._residency.slots.unpin(op.slots)
-                    cancelled = True
-        return cancelled
+                    table.unpin(op.slots)

@@ -77,7 +77,6 @@ class Op:
     writes: list[WriteOutcome] = field(default_factory=list)
     removed: int = 0
     entries: list[Entry] = field(default_factory=list)
-    last: bool = True
 
 
 class Workers(Protocol):
@@ -138,7 +137,9 @@ class ThreadWorkers:
         """See ``Workers.submit``."""
         if op.kind is OpKind.SCAN:
             # Minutes on a large root: not on a thread that loads wait for.
-            threading.Thread(target=self._scan, args=(op,), daemon=True).start()
+            args = (self._tier, op, self._done, lambda: self._closing)
+            self._threads.append(threading.Thread(target=scan, args=args, daemon=True))
+            self._threads[-1].start()
             return
         with self._changed:
             (self._urgent if op.kind in _URGENT else self._patient).append(op)
@@ -193,22 +194,23 @@ class ThreadWorkers:
         op.seconds = time.monotonic() - begun
         self._done(op)
 
-    def _scan(self, op: Op) -> None:
-        """Hand over what the tier holds, last used first, in batches."""
-        entries: list[Entry] = []
-        try:
-            for entry in self._tier.scan():
-                if self._closing:
-                    return
-                entries.append(entry)
-            op.usage = self._tier.usage()
-        except Exception as error:  # noqa: BLE001 - a tier's fault must not end the thread silently
-            op.error = error
-        entries.sort(key=lambda entry: -entry.last_used)
-        for start in range(0, len(entries), _SCAN_BATCH):
-            batch = entries[start : start + _SCAN_BATCH]
-            self._done(Op(OpKind.SCAN, epoch=op.epoch, entries=batch, last=False))
-        self._done(op)
+
+def scan(tier: Tier, op: Op, done: Callable[[Op], None], stopped: Callable[[], bool]) -> None:
+    """Hand over what the tier holds, last used first, in batches; ``op`` itself comes last."""
+    entries: list[Entry] = []
+    try:
+        for entry in tier.scan():
+            if stopped():
+                return
+            entries.append(entry)
+        op.usage = tier.usage()
+    except Exception as error:  # noqa: BLE001 - a tier's fault must not end the thread silently
+        op.error = error
+    entries.sort(key=lambda entry: -entry.last_used)
+    for start in range(0, len(entries), _SCAN_BATCH):
+        batch = entries[start : start + _SCAN_BATCH]
+        done(Op(OpKind.SCAN, epoch=op.epoch, entries=batch))
+    done(op)
 
 
 def call(tier: Tier, op: Op) -> None:
