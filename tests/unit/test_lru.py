@@ -305,6 +305,32 @@ def test_chunks_found_at_start_one_by_one_are_joined_by_the_first_prompt_that_na
     assert order(policy) == ["x", "c", "b", "a"]
 
 
+def test_a_chunk_found_at_start_is_joined_to_the_parent_that_a_run_names() -> None:
+    policy = LruPolicy([TierInfo("cpu")])
+    for chunk in "abx":
+        policy.on_insert(Run(chunk), "cpu")
+    policy.on_access(Run("b", start=1, parent="a"), REQUEST, "cpu")
+    assert order(policy) == ["x", "b", "a"]
+
+
+def test_a_chunk_lost_from_the_middle_joins_both_sides_again_when_it_returns() -> None:
+    policy = LruPolicy([TierInfo("cpu")])
+    policy.on_insert(Run("abcdef"), "cpu")
+    policy.on_remove("e", "cpu")
+    policy.on_insert(Run("e", start=4, parent="d"), "cpu")
+    policy.on_insert(Run("x"), "cpu")
+    policy.on_access(Run("f", start=5, parent="e"), REQUEST, "cpu")
+    assert order(policy) == ["x", *"fedcba"]
+
+
+def test_a_wrong_position_does_not_put_a_chunk_behind_a_stranger() -> None:
+    policy = LruPolicy([TierInfo("cpu")])
+    policy.on_insert(Run("abc"), "cpu")
+    policy.on_insert(Run("y", start=3, parent="a"), "cpu")  # follows "a", so it is at 1
+    policy.on_access(Run("y", start=3, parent="a"), REQUEST, "cpu")
+    assert order(policy) == ["c", "b", "y", "a"]
+
+
 def test_nothing_is_left_behind_when_all_chunks_are_gone() -> None:
     policy = LruPolicy([TierInfo("cpu")])
     rng = random.Random(5)
@@ -320,23 +346,44 @@ def test_nothing_is_left_behind_when_all_chunks_are_gone() -> None:
     assert kept._ring.newer is kept._ring.older is kept._ring
 
 
-def test_a_prompt_of_many_chunks_costs_one_lookup_per_branch() -> None:
-    """Counted, not timed: a use must not look at every chunk of a prompt that is there."""
-    looked_at = 0
+# Cost, counted instead of timed: how often a chunk is looked up.
 
-    class Counted(int):
-        def __hash__(self) -> int:
-            nonlocal looked_at
-            looked_at += 1
-            return int.__hash__(self)
 
-    def path(ids: Iterable[int]) -> tuple[Counted, ...]:
-        return tuple(map(Counted, ids))
+class Counted(int):
+    looked_up = 0
 
+    def __hash__(self) -> int:
+        Counted.looked_up += 1
+        return int.__hash__(self)
+
+
+def counted(ids: Iterable[int]) -> tuple[Counted, ...]:
+    return tuple(map(Counted, ids))
+
+
+def lookups(action: Callable[[], None]) -> int:
+    before = Counted.looked_up
+    action()
+    return Counted.looked_up - before
+
+
+def test_using_a_prompt_that_is_there_costs_one_lookup_per_branch() -> None:
     policy = LruPolicy([TierInfo("cpu")])
-    policy.on_insert(Run(path(range(10_000))), "cpu")
-    policy.on_insert(Run(path([*range(5000), *range(20_000, 25_000)])), "cpu")
-    looked_at = 0
-    policy.on_access(Run(path(range(10_000))), REQUEST, "cpu")
-    policy.on_access(Run(path([*range(5000), *range(20_000, 25_000)])), REQUEST, "cpu")
-    assert looked_at <= 2 * 6
+    prompts = [Run(counted(range(10_000))), Run(counted([*range(5000), *range(20_000, 25_000)]))]
+    for prompt in prompts:
+        policy.on_insert(prompt, "cpu")
+    for prompt in prompts:
+        assert lookups(lambda p=prompt: policy.on_access(p, REQUEST, "cpu")) <= 4
+
+
+def test_a_prompt_that_grew_chunk_by_chunk_is_one_branch() -> None:
+    policy, ids = LruPolicy([TierInfo("cpu")]), counted(range(100))
+    for i in range(100):
+        policy.on_insert(Run(ids).tail(i).head(1), "cpu")
+    assert lookups(lambda: policy.on_access(Run(ids), REQUEST, "cpu")) <= 4
+
+
+def test_losing_a_prompt_from_its_head_on_costs_a_few_lookups_a_chunk() -> None:
+    policy, ids = LruPolicy([TierInfo("cpu")]), counted(range(1000))
+    policy.on_insert(Run(ids), "cpu")
+    assert lookups(lambda: policy.on_remove(ids, "cpu")) <= 4 * 1000

@@ -160,6 +160,23 @@ def test_a_score_that_falls_with_time_catches_up_as_chunks_come_in() -> None:
     assert order(policy)[0] == "o"
 
 
+class ByAge(ScoredPolicy):
+    """Scores that rise as time goes by, at a rate of each chunk's own."""
+
+    def score(self, chunk: ChunkFacts, now: float) -> float:
+        return chunk.heat * (now - chunk.inserted)
+
+
+def test_a_score_that_rises_with_time_is_exact() -> None:
+    clock = Clock()
+    policy = ByAge(TIERS, clock=clock)
+    for chunk, heat, clock.now in (("a", 3.0, 0.0), ("b", 1.0, 1.0), ("c", 2.0, 2.0)):
+        policy.on_insert(Run(chunk), "cpu")
+        policy.on_heat(Run(chunk), [heat])
+    clock.now = 10.0  # a 30, b 9, c 16; all were 0 when they came
+    assert order(policy) == "bca"
+
+
 def test_the_author_reads_facts_that_all_tiers_share() -> None:
     clock = Clock()
     policy = ByUses(TIERS, clock=clock)
@@ -208,11 +225,17 @@ def assert_leaves_ascend(policy: ByUses) -> None:
         del left[chunk]
 
 
-def test_nothing_is_left_behind_when_all_chunks_are_gone() -> None:
+ONE_PATH = [Run(range(40))]
+NO_PATHS = [Run((i,)) for i in range(40)]
+
+
+@pytest.mark.parametrize("runs", [ONE_PATH, NO_PATHS], ids=["one path", "no paths"])
+def test_nothing_is_left_behind_when_all_chunks_are_gone(runs: list[Run]) -> None:
     policy = ByUses(TIERS)
     for _ in range(50):
-        policy.on_insert(Run(range(40)), "cpu")
-        use(policy, Run(range(40)))
+        for run in runs:
+            policy.on_insert(run, "cpu")
+            use(policy, run)
         policy.on_remove(list(policy.victims("cpu", 1)), "cpu")
     heap = policy._heaps["cpu"]
     assert len(policy._facts) == len(heap._nodes) == len(heap._children) == 0
