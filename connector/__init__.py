@@ -1,5 +1,7 @@
 """The vLLM plugin. Importing this package imports neither vLLM nor torch."""
 
+import logging
+
 
 def register() -> None:
     """Make ``TieredKVConnector`` known to vLLM, which calls this in each of its processes."""
@@ -11,3 +13,13 @@ def register() -> None:
         KVConnectorFactory.register_connector(
             "TieredKVConnector", "kvtiers.connector.connector", "TieredKVConnector"
         )
+        _log_like_vllm()
+
+
+def _log_like_vllm() -> None:
+    """Our lines go where vLLM's go: it gives its own logger a handler, and no other."""
+    ours, theirs = logging.getLogger("kvtiers"), logging.getLogger("vllm")
+    if not ours.handlers:
+        ours.handlers = list(theirs.handlers)
+        ours.setLevel(theirs.level)
+        ours.propagate = not ours.handlers

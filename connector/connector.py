@@ -244,7 +244,7 @@ class TieredKVConnector(OffloadingConnector):  # type: ignore[misc]  # vLLM is u
         return done
 
     def _lower_fence(self, completed: Mapping[int, int]) -> None:
-        """Reports that vLLM 0.32 ignores: of jobs from before a reset. Their slots wait for them."""
+        """VLLM 0.32 ignores reports of jobs from before a reset; their slots wait for them."""
         for job_id in self._reset_fence.keys() & completed.keys():
             self._reset_fence[job_id] -= completed[job_id]
             if self._reset_fence[job_id] <= 0:

@@ -285,7 +285,7 @@ class TieredOffloadingManager(OffloadingManager):  # type: ignore[misc]  # vLLM 
             return -1
         tokens: int = self._config.groups[self._groups.index(group)].tokens_per_block
         chunk: int = tokens * self._config.cache.blocks_per_chunk
-        return -(-end // chunk) - 1
+        return -(-int(end) // chunk) - 1
 
 
 def _keys_of(req_context: ReqContext) -> RequestKeys:
