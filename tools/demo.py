@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from kvtiers.tools.measure import Answer, ask, prompts
+from kvtiers.tools.measure import COMPUTED, Answer, ask, prompts
 from kvtiers.tools.model import ModelError, default_cache, smollm2_path
 from kvtiers.tools.server import ServerError, VllmServer
 from rich.console import Console
@@ -26,6 +26,8 @@ from rich.table import Table
 _PROMPT_TOKENS = 4096 + 64
 _ANSWER_TOKENS = 16
 _KV_GIB_PER_PROMPT = 0.2  # of SmolLM2-135M in float32, and then some
+# What vLLM calls these tiers where it says which one cached tokens came from.
+_SOURCES = {"cold": COMPUTED, "gpu": "device", "cpu": "host", "fs": "disk"}
 _TITLES = {
     "cold": "cold: all computed",
     "gpu": "GPU tier: vLLM's prefix cache",
@@ -127,11 +129,13 @@ def shortfalls(result: Result) -> Iterator[str]:
     """What did not go as it should."""
     if not result.answers_match:
         yield "The answers to the same prompt differ between the steps."
-    cold, *warm = result.steps
-    if cold.cached_tokens:
-        yield f"The cold step found {cold.cached_tokens} tokens in a cache."
-    for step in warm:
-        if step.cached_tokens < result.prompt_tokens // 2:
+    for step in result.steps:
+        if step.source != _SOURCES[step.name]:
+            yield (
+                f"The {step.name} step's tokens came from '{step.source}', says vLLM, and not from "
+                f"'{_SOURCES[step.name]}'."
+            )
+        elif step.source != COMPUTED and step.cached_tokens < result.prompt_tokens // 2:
             yield f"The {step.name} step loaded only {step.cached_tokens} tokens."
 
 
@@ -225,6 +229,8 @@ def _arguments() -> list[str]:
     connector = {"kv_connector": "TieredKVConnector", "kv_role": "kv_both"}
     return [
         *("--dtype", "float32", "--enforce-eager", "--enable-prompt-tokens-details"),
+        # Without it vLLM kills its engine at once, with stores to the disk under way.
+        *("--shutdown-timeout", "30"),
         *("--kv-transfer-config", json.dumps(connector)),
     ]
 

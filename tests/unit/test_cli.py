@@ -119,7 +119,21 @@ def test_one_different_answer_is_told():
 
 def test_a_step_that_missed_its_tier_is_told():
     missed = {**GOOD, "fs": answers((6.0, 6.0, 6.0), 0, COMPUTED)}
-    assert list(shortfalls(summarise(missed))) == ["The fs step loaded only 0 tokens."]
+    assert list(shortfalls(summarise(missed))) == [
+        "The fs step's tokens came from 'none', says vLLM, and not from 'disk'."
+    ]
+
+
+def test_a_cold_step_that_was_not_cold_is_told():
+    warm = {**GOOD, "cold": answers((6.0, 6.0, 6.0), 4096, "disk")}
+    assert list(shortfalls(summarise(warm))) == [
+        "The cold step's tokens came from 'disk', says vLLM, and not from 'none'."
+    ]
+
+
+def test_a_step_that_loaded_little_is_told():
+    little = {**GOOD, "cpu": answers((6.0, 6.0, 6.0), 128, "host")}
+    assert list(shortfalls(summarise(little))) == ["The cpu step loaded only 128 tokens."]
 
 
 def test_the_table_shows_source_tokens_and_speed_up():
