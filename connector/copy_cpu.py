@@ -13,7 +13,7 @@ from itertools import zip_longest
 
 import numpy as np
 import torch
-from kvtiers.connector.layout import RowLayout, TensorPlace
+from kvtiers.connector.layout import RowLayout, TensorPlace, arena_bytes
 from kvtiers.connector.strided import BoundPiece, Ids, Piece, fold, page_runs
 from kvtiers.tiers.arena import Arena
 from numpy.typing import NDArray
@@ -47,24 +47,19 @@ class CpuCopyWorker(OffloadingWorker):  # type: ignore[misc]  # vLLM is untyped
     """
 
     def __init__(self, kv_caches: CanonicalKVCaches, layout: RowLayout, arena: Arena) -> None:
-        if arena.slot_bytes < layout.row_bytes:
-            raise ValueError(
-                f"the arena's slots have {arena.slot_bytes} bytes, but a chunk of this KV cache "
-                f"takes {layout.row_bytes}"
-            )
+        memory = arena_bytes(arena, layout)
         tensors = [_as_pages(tensor) for tensor in kv_caches.tensors]
         self._blocks_per_chunk = layout.blocks_per_chunk
         self._num_blocks = min(len(tensor) for tensor in tensors)
         self._slots = arena.slots
-        # The pieces hold addresses only; these keep what lies there.
-        self._owners: list[object] = [tensors, arena]
-        arena_bytes = torch.frombuffer(arena.memory, dtype=torch.int8)
+        # The pieces hold addresses only; these keep what lies there from being unmapped.
+        self._owners = [*tensors, memory]
         self._groups = [
             [
                 BoundPiece(
                     piece,
                     self._num_blocks,
-                    arena_bytes.data_ptr(),
+                    memory.data_ptr(),
                     arena.slots,
                     arena.slot_bytes,
                     layout.blocks_per_chunk,
@@ -185,10 +180,9 @@ def _as_pages(cache: CanonicalKVCacheTensor) -> torch.Tensor:
 def _pieces(
     refs: list[CanonicalKVCacheRef], tensors: list[torch.Tensor], layout: RowLayout
 ) -> list[Piece]:
-    """A group's pieces, each once, in the order that folds best: layer after layer."""
+    """A group's pieces in the order that folds best: layer after layer."""
     layers = [_layer_pieces(ref, tensors[ref.tensor_idx], layout) for ref in refs]
-    by_run = [piece for run in zip_longest(*layers) for piece in run if piece is not None]
-    return list(dict.fromkeys(by_run))
+    return [piece for run in zip_longest(*layers) for piece in run if piece is not None]
 
 
 def _layer_pieces(ref: CanonicalKVCacheRef, tensor: torch.Tensor, layout: RowLayout) -> list[Piece]:

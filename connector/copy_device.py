@@ -11,7 +11,7 @@ import mmap
 from collections.abc import Iterator
 
 import torch
-from kvtiers.connector.layout import RowLayout
+from kvtiers.connector.layout import RowLayout, arena_bytes
 from kvtiers.tiers.arena import Arena
 from vllm.v1.kv_offload.base import CanonicalKVCaches
 from vllm.v1.kv_offload.cpu.gpu_worker import CPUOffloadingWorker
@@ -58,12 +58,7 @@ class ArenaRegion:
     """
 
     def __init__(self, arena: Arena, layout: RowLayout) -> None:
-        if arena.slot_bytes < layout.row_bytes:
-            raise ValueError(
-                f"the arena's slots have {arena.slot_bytes} bytes, but a chunk of this KV cache "
-                f"takes {layout.row_bytes}"
-            )
-        self._base: torch.Tensor | None = torch.frombuffer(arena.memory, dtype=torch.int8)
+        self._base: torch.Tensor | None = arena_bytes(arena, layout)
         self._row_stride = arena.slot_bytes
         self._layout = layout
         self._views: list[torch.Tensor] = []

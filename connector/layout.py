@@ -16,6 +16,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
+import torch
+from kvtiers.tiers.arena import Arena
 from kvtiers.tiers.base import ALIGNMENT
 from vllm.v1.kv_offload.base import CanonicalKVCaches
 
@@ -102,6 +104,23 @@ def plan_row(
         canonical=canonical,
         portable=canonical and _agnostic(kv_caches),
     )
+
+
+def arena_bytes(arena: Arena, layout: RowLayout) -> torch.Tensor:
+    """The arena as one int8 tensor, which keeps it mapped.
+
+    Raises:
+        ValueError: the arena's slots are too small for a chunk.
+
+    """
+    if arena.slot_bytes < layout.row_bytes:
+        raise ValueError(
+            f"the arena's slots have {arena.slot_bytes} bytes, but a chunk of this KV cache "
+            f"takes {layout.row_bytes}"
+        )
+    # torch keeps a reference to what it is given, not a claim on the memory: with the
+    # arena's own view, which ``Arena.close`` releases, copies would hit unmapped pages.
+    return torch.frombuffer(memoryview(arena.memory), dtype=torch.int8)
 
 
 def _places(start: int, pages: Sequence[int], blocks_per_chunk: int) -> tuple[TensorPlace, ...]:

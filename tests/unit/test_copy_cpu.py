@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import ctypes
+import weakref
 
 import numpy as np
 import pytest
@@ -225,7 +226,7 @@ def test_a_cache_that_is_not_in_cpu_memory_is_refused():
         CpuCopyWorker(caches, layout, PlainArena(1, layout.row_bytes))
 
 
-def test_after_shutdown_nothing_keeps_the_arena_mapped():
+def test_the_cache_and_the_arena_stay_until_shutdown_and_no_longer():
     caches = register(model_kv(4))
     layout = plan_row(caches, 1, 0, 1)
     arena = Arena.create(slots=2, slot_bytes=layout.row_bytes)
@@ -235,9 +236,15 @@ def test_after_shutdown_nothing_keeps_the_arena_mapped():
     expected = np.zeros((2, layout.row_bytes), np.uint8)
     reference_copy(caches, layout, expected, gpu, [1], store=True)
     assert bytes(arena.slot(1)) == expected[1].tobytes()
+    tensor = weakref.ref(caches.tensors[0].tensor)
+    del caches
+    arena.close()
+    assert not arena._mmap.closed
+    assert tensor() is not None
     worker.shutdown()
     arena.close()
     assert arena._mmap.closed
+    assert tensor() is None
     with pytest.raises(ValueError, match="groups"):
         worker.submit_store(2, gpu, host)
 

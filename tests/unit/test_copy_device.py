@@ -133,7 +133,11 @@ def region_attributes(vllm_sources: Path) -> set[str]:
 
 def make_region():
     layout = plan_row(caches_of("sharded"), 1, 1, 2, canonical=False)
-    return ArenaRegion(Arena.create(slots=3, slot_bytes=layout.row_bytes + 4096), layout)
+    return ArenaRegion(make_arena(layout), layout)
+
+
+def make_arena(layout):
+    return Arena.create(slots=3, slot_bytes=layout.row_bytes + 4096)
 
 
 def test_the_region_has_all_that_vllms_worker_reads():
@@ -165,6 +169,33 @@ def test_cleanup_unpins_what_vllm_pinned(monkeypatch):
     region.cleanup()
     assert unpinned == [8192, 4096]
     assert not region.is_pinned
+
+
+def test_cleanup_lets_go_of_the_arena():
+    layout = plan_row(caches_of("sharded"), 1, 1, 2)
+    arena = make_arena(layout)
+    region = ArenaRegion(arena, layout)
+    region.create_next_canonical_view(layout.places[0].page_bytes)
+    arena.close()
+    assert not arena._mmap.closed
+    region.cleanup()
+    arena.close()
+    assert arena._mmap.closed
+
+
+def test_a_worker_that_cannot_be_made_leaves_nothing_pinned(monkeypatch):
+    unpinned = []
+    monkeypatch.setattr("kvtiers.connector.copy_device.host_unregister", unpinned.append)
+    monkeypatch.setattr(gpu_worker, "PIN_MEMORY", True)
+    monkeypatch.setattr(
+        gpu_worker, "pin_mmap_region", lambda region, **how: region.pinned_addresses.append(4096)
+    )
+    caches = caches_of("sharded")
+    layout = plan_row(caches, 1, 1, 2)
+    # vLLM's worker accepts tensors on a GPU only.
+    with pytest.raises(AssertionError):
+        create_device_worker(caches, layout, make_arena(layout))
+    assert unpinned == [4096]
 
 
 def test_a_tensor_that_the_layout_does_not_know_is_refused():

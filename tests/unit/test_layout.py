@@ -108,6 +108,24 @@ def test_a_required_canonical_layout_that_vllm_lacks_says_what_to_set():
         plan_row(hybrid(), 1, 0, 1, canonical=True)
 
 
+def test_a_tensor_that_no_layer_uses_has_no_canonical_form():
+    layers = list(model_kv(4))
+    kv_caches = from_layers(layers, [[0, 2]], opaque(layers))
+    assert not plan_row(kv_caches, 1, 0, 1).canonical
+    with pytest.raises(ValueError, match=r"1 of the 3 KV cache tensors .the first is number 1"):
+        plan_row(kv_caches, 1, 0, 1, canonical=True)
+
+
+def test_groups_that_share_a_tensor_get_room_for_the_larger_page():
+    layers = list(model_kv(4, layers=2))
+    kv_caches = from_layers(layers, [[0, 1], [1, 0]], opaque(layers, ranks=2))
+    for ref in kv_caches.group_data_refs[1]:
+        ref.mapping = opaque(layers)[0]
+    page = layers[0][0].nbytes
+    places = plan_row(kv_caches, 3, 0, 2).places
+    assert places == (TensorPlace(0, 2 * page), TensorPlace(6 * page, 2 * page))
+
+
 @pytest.mark.parametrize(("per_chunk", "rank"), [(0, 0), (1, 2), (1, -1)])
 def test_impossible_arguments_are_named(per_chunk, rank):
     with pytest.raises(ValueError, match=f"{per_chunk} blocks for rank {rank} of 2"):

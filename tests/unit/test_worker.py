@@ -142,6 +142,7 @@ def test_a_job_whose_wait_failed_is_not_trusted():
     store(worker, 2)
     engine.broken = {"wait"}
     worker.wait({1, 99})
+    assert worker.failures == {"wait: OSError": 1}
     engine.release()
     assert finished(worker) == [1, 2]
     assert worker.take_failed() == {1: ()}
