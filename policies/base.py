@@ -11,8 +11,8 @@ cost about a microsecond a chunk.
 **Which call comes when.** Whoever drives a policy (the hierarchy, the simulator,
 the conformance suite) keeps to this order:
 
-    start     on_insert for what the tiers hold already, least recently used
-              first; no ``admit`` is asked.
+    start     on_found for what the tiers hold already, last used first, while
+              other calls come in between; no ``admit`` is asked.
     arrival   on_request, then prefetch. The request waits until ``on_start``.
     hit       at admission, one on_access for each stretch that one tier served,
               head of the prompt first, then on_start. A preempted request that
@@ -21,7 +21,8 @@ the conformance suite) keeps to this order:
               it is computed it comes as a store.
     store     admit(run, first tier), room, on_insert; then place(run), and for
               each tier it names the same three steps.
-    promote   admit, room and on_insert on the nearer tier, before the on_access
+    promote   admit (to take note: what a request waits for is promoted whatever
+              the answer), room and on_insert on the nearer tier, before the on_access
               of the request it was done for. That on_access names the tier the
               bytes came from: for every nearer tier it is the use the copy was
               made for, not a second one. The farther tier keeps its copy.
@@ -223,6 +224,14 @@ class Policy(ABC):
 
         Chunks that ``tier`` held already may be among them.
         """
+
+    def on_found(self, run: Run, tier: str, age: float) -> None:  # noqa: ARG002
+        """A look through ``tier`` found ``run`` there, last used ``age`` seconds ago.
+
+        Such calls come last used first, so what one names was used before all
+        that was named by others. Neither position nor parent may be known.
+        """
+        self.on_insert(run, tier)
 
     @abstractmethod
     def on_remove(self, chunks: Sequence[ChunkId], tier: str) -> None:

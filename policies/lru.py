@@ -46,6 +46,10 @@ class LruPolicy(Policy):
         """Take the run in as the tier's most recent."""
         self._orders[tier].add(run)
 
+    def on_found(self, run: Run, tier: str, age: float) -> None:  # noqa: ARG002
+        """Take the run in as the tier's least recent: younger ones were named before."""
+        self._orders[tier].add_oldest(run)
+
     def on_remove(self, chunks: Sequence[ChunkId], tier: str) -> None:
         """Forget the chunks."""
         discard = self._orders[tier].discard

@@ -133,6 +133,18 @@ class PrefixOrder:
             i += 1
         self.use(run)
 
+    def add_oldest(self, run: Run) -> None:
+        """Take in what is missing of ``run`` as older than all that is there."""
+        for i in range(len(run)):
+            if run.chunks[i] not in self._chains:
+                parent = run.chunks[i - 1] if i else run.parent
+                self._add_oldest(run.chunks[i], run.start + i, parent)
+
+    def _add_oldest(self, chunk: ChunkId, position: int, parent: ChunkId | None) -> None:
+        segment = _Segment(self._ring.chain, position, position + 1)
+        self._chains[chunk] = _Chain(position, parent, [chunk], [segment])
+        segment.link_before(self._ring.newer)
+
     def use(self, run: Run) -> None:
         """Make what is there of ``run`` the most recent, its head before its tail."""
         chunks, get = run.chunks, self._chains.get

@@ -7,6 +7,7 @@ to disagree. The hierarchy's thread only.
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 
@@ -154,14 +155,14 @@ class Residency:
                 chunk = self.directory.ensure(key.hash)
                 if not chunk.where & tier.bit:
                     chunk.where |= tier.bit
-                    self._found(tier, chunk.key)
+                    self._found(tier, chunk.key, entry)
             elif key not in tier.foreign:
                 tier.foreign.add(key)
-                self._found(tier, key)
+                self._found(tier, key, entry)
 
-    def _found(self, tier: LowerTier, chunk_id: ChunkId) -> None:
-        run = Run((chunk_id,), 0, self.chunk_bytes)
-        self.policy.on_insert(run, tier.name)
+    def _found(self, tier: LowerTier, chunk_id: ChunkId, entry: Entry) -> None:
+        age = max(0.0, time.time() - entry.last_used)
+        self.policy.on_found(Run((chunk_id,), 0, entry.nbytes), tier.name, age)
 
     def forget_if_nowhere(self, chunk: Chunk) -> None:
         """Nothing is kept of a chunk that no tier holds or is getting."""

@@ -387,3 +387,22 @@ def test_losing_a_prompt_from_its_head_on_costs_a_few_lookups_a_chunk() -> None:
     policy, ids = LruPolicy([TierInfo("cpu")]), counted(range(1000))
     policy.on_insert(Run(ids), "cpu")
     assert lookups(lambda: policy.on_remove(ids, "cpu")) <= 4 * 1000
+
+
+def test_chunks_that_a_scan_finds_are_older_than_all_others_and_keep_their_order() -> None:
+    policy = LruPolicy([TierInfo("cpu"), TierInfo("fs")])
+    policy.on_insert(Run("ab"), "fs")
+    policy.on_found(Run("x", start=-1), "fs", age=10.0)  # found last used first
+    policy.on_found(Run("a", start=-1), "fs", age=15.0)  # known already: as recent as before
+    policy.on_found(Run("y", start=-1), "fs", age=20.0)
+    policy.on_insert(Run("cd"), "fs")
+    assert list(policy.victims("fs", 1)) == list("yxbadc")
+
+
+def test_a_found_run_is_evicted_from_its_tail() -> None:
+    policy = LruPolicy([TierInfo("fs")])
+    policy.on_found(Run("abc"), "fs", age=1.0)
+    policy.on_insert(Run("z"), "fs")
+    assert list(policy.victims("fs", 1)) == list("cbaz")
+    policy.on_access(Run("abc"), PolicyRequest("r"), "fs")
+    assert list(policy.victims("fs", 1)) == list("zcba")
