@@ -7,7 +7,9 @@ import json
 import math
 import os
 import shutil
+import signal
 import statistics
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -87,6 +89,8 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.prompts < 1:
         progress.print(f"--prompts is {arguments.prompts}: it must be at least 1.")
         return 2
+    # By default the signal ends Python at once, and leaves the server running.
+    signal.signal(signal.SIGTERM, lambda _number, _frame: sys.exit(143))
     try:
         with _folder(arguments.keep, progress) as folder:
             result = _measure(arguments, folder, progress)

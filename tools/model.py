@@ -82,11 +82,13 @@ def _convert(gguf: Path, folder: Path) -> None:
     try:
         import torch
         from transformers import AutoModelForCausalLM, AutoTokenizer
+        from transformers.utils.logging import disable_progress_bar
     except ImportError as error:
         raise ModelError(
             f"Converting the demo's model needs torch and transformers ({error}). Install vLLM, "
             "such as with 'make install'."
         ) from error
+    disable_progress_bar()  # its bars would cross the caller's own
     source, file = str(gguf.parent), gguf.name
     AutoTokenizer.from_pretrained(source, gguf_file=file).save_pretrained(folder)
     loaded = AutoModelForCausalLM.from_pretrained(source, gguf_file=file, dtype=torch.float32)

