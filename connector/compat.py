@@ -7,12 +7,13 @@ version numbers: a backport or a nightly then works as it is.
     ────────────────────────────────────  ─────────────────────────────────────
     on_schedule_end comes before the      after them; the manager must not care
     step's prepare_store calls
-    jobs in flight at a reset vanish      counted, then manager.on_reset_flushed
+    jobs in flight at a reset vanish      counted, then manager.on_reset_flushed;
+                                          the connector counts itself on both
     submit_load(job, src, dst)            has ``expedited``; defaults to False
     the manager is entered unlocked       entered under ``manager.lock``
     loads are always asynchronous         ``sync_load_budget_bytes`` allows loads
                                           within a step, whose failure nobody
-                                          can report: ``check_options`` refuses
+                                          can report: the configuration refuses
 """
 
 from __future__ import annotations
@@ -55,26 +56,6 @@ def check() -> None:
         raise IncompatibleVllmError(describe(problems, vllm_version()))
 
 
-def check_options(extra_config: Mapping[str, Any]) -> None:
-    """Refuse what vLLM would accept and kvtiers cannot make safe.
-
-    A load within a step that fails has no way back: vLLM listens to
-    ``failed_recving`` only for requests that wait for their KV, so the request
-    would go on with blocks that nobody filled.
-
-    Raises:
-        IncompatibleVllmError: naming the key, its value and what is allowed.
-
-    """
-    budget = extra_config.get("sync_load_budget_bytes", 0)
-    if budget:
-        raise IncompatibleVllmError(
-            f"kv_connector_extra_config['sync_load_budget_bytes']={budget!r} cannot be used with "
-            "kvtiers: vLLM has no way to hear that a load within a step failed, and would compute "
-            "on with blocks that were never filled. Leave it out, or set it to 0"
-        )
-
-
 def describe(problems: list[Problem], version: str) -> str:
     """The one paragraph an operator reads."""
     missing = "; ".join(str(problem) for problem in problems)
@@ -83,16 +64,6 @@ def describe(problems: list[Problem], version: str) -> str:
         f"Supported: vLLM {', '.join(SUPPORTED)}. Install one of these, or a kvtiers that knows "
         "this vLLM, or remove kvtiers' connector from --kv-transfer-config"
     )
-
-
-def has_reset_fence() -> bool:
-    """Whether vLLM itself says when the jobs in flight at a reset have ended.
-
-    True from 0.33 on, where ``OffloadingManager.on_reset_flushed`` is called.
-    """
-    from vllm.v1.kv_offload.base import OffloadingManager
-
-    return hasattr(OffloadingManager, "on_reset_flushed")
 
 
 @dataclass(frozen=True, slots=True)

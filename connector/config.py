@@ -29,6 +29,7 @@ _VLLM_KEYS: Mapping[str, str] = {
     "secondary_tiers": "add the tiers to 'tiers', below cpu, instead",
     "spec_module_path": "leave it out, kvtiers brings its own",
     "spec_name": "leave it out, kvtiers brings its own",
+    "sync_load_budget_bytes": "leave it out; vLLM cannot be told that a load within a step failed",
     "store_threshold": "leave it out, the policy decides what is admitted",
 }
 

@@ -112,7 +112,10 @@ class TieredKVConnector(OffloadingConnector):  # type: ignore[misc]  # vLLM is u
         windowed = frozenset(
             group.group_idx for group in groups if group.sliding_window_size_in_chunks is not None
         )
-        status.req_context.set_state(RequestKeys(keys, windowed))
+        # vLLM's hash has an adapter's name and path but not its content, which may
+        # be replaced at any time.
+        bypass = request.lora_request is not None
+        status.req_context.set_state(RequestKeys(keys, windowed, bypass))
         facts = compat.request_facts(request)
         self._manager.begin(
             status.req_context,
@@ -170,11 +173,14 @@ class TieredKVConnector(OffloadingConnector):  # type: ignore[misc]  # vLLM is u
         self, request: Any, block_ids: tuple[list[int], ...]
     ) -> tuple[bool, dict[str, Any] | None]:
         """The request ended; its last chunks are stored in the next step."""
-        reason = request.get_finished_reason()
-        self._manager.finishing(
-            request.request_id, request.num_output_tokens, "" if reason is None else str(reason)
-        )
-        return super().request_finished_all_groups(request, block_ids)  # type: ignore[no-any-return]
+        answer: tuple[bool, dict[str, Any] | None]
+        answer = super().request_finished_all_groups(request, block_ids)
+        status = self.scheduler._req_status.get(request.request_id)  # noqa: SLF001 - in the contract
+        if status is not None:
+            reason = request.get_finished_reason()
+            text = "" if reason is None else str(reason)
+            self._manager.finishing(status.req_context, request.num_output_tokens, text)
+        return answer
 
     # Copies on the worker ---------------------------------------------------
 

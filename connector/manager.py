@@ -58,11 +58,13 @@ class RequestKeys:
     Attributes:
         keys: group -> keys of its chunks, head first.
         windowed: groups that need only the last chunks of a prefix.
+        bypass: the request neither loads nor stores.
 
     """
 
     keys: Mapping[int, Sequence[OffloadKey]]
     windowed: frozenset[int] = frozenset()
+    bypass: bool = False
 
 
 class TieredOffloadingManager(OffloadingManager):  # type: ignore[misc]  # vLLM is untyped
@@ -81,7 +83,7 @@ class TieredOffloadingManager(OffloadingManager):  # type: ignore[misc]  # vLLM 
         self._context = context
         self._groups = tuple(group.group_id for group in config.groups)
         self._hierarchy: Hierarchy | None = None
-        self._finishing: dict[str, PolicyRequest] = {}
+        self._facts: dict[str, PolicyRequest] = {}
         # Requests whose next admission has not been counted yet.
         self._looked: set[str] = set()
         self._stats_due = 0.0
@@ -123,12 +125,11 @@ class TieredOffloadingManager(OffloadingManager):  # type: ignore[misc]  # vLLM 
 
         """
         known = _keys_of(req_context)
-        size = self.hierarchy.chunk_bytes
+        if known.bypass:
+            return
         facts.arrival = time.monotonic()
-        facts.runs = tuple(
-            Run(tuple(keys), 0, size, group) for group, keys in known.keys.items() if keys
-        )
-        self._finishing[facts.request_id] = facts
+        facts.runs = self._all_runs(known)
+        self._facts[facts.request_id] = facts
         beyond = [run.tail(min(len(run), gpu_chunks.get(run.group, 0))) for run in facts.runs]
         self.hierarchy.begin(facts, beyond, known.windowed)
 
@@ -145,16 +146,18 @@ class TieredOffloadingManager(OffloadingManager):  # type: ignore[misc]  # vLLM 
             self._looked.discard(request_id)
             self.hierarchy.admitted(request_id, gpu_chunks)
 
-    def finishing(self, request_id: str, output_tokens: int, reason: str) -> None:
+    def finishing(self, req_context: ReqContext, output_tokens: int, reason: str) -> None:
         """The request has ended; ``on_request_finished`` follows after its last stores."""
-        facts = self._finishing.get(request_id)
+        facts = self._facts.get(req_context.req_id)
         if facts is not None:
+            # Now with the chunks of the output: what the next turn will ask for.
+            facts.runs = self._all_runs(_keys_of(req_context))
             facts.output_tokens = output_tokens
             facts.finish_reason = reason
 
     def on_request_finished(self, req_context: ReqContext) -> None:
         """No more loads or stores will be submitted for it; some may be under way."""
-        self._finishing.pop(req_context.req_id, None)
+        self._facts.pop(req_context.req_id, None)
         self._looked.discard(req_context.req_id)
         self.hierarchy.end(req_context.req_id)
 
@@ -162,6 +165,8 @@ class TieredOffloadingManager(OffloadingManager):  # type: ignore[misc]  # vLLM 
 
     def lookup(self, key: OffloadKey, req_context: ReqContext) -> LookupResult:
         """Called for each chunk of each waiting request in each step."""
+        if _keys_of(req_context).bypass:
+            return LookupResult.MISS
         return _RESULTS[self.hierarchy.lookup(req_context.req_id, key)]
 
     def get_load_source(self, key: OffloadKey, req_context: ReqContext) -> CacheHitSource:
@@ -190,7 +195,8 @@ class TieredOffloadingManager(OffloadingManager):  # type: ignore[misc]  # vLLM 
 
         Never None: vLLM would ask, and warn, again every step.
         """
-        taken = self.hierarchy.reserve(req_context.req_id, list(self._runs(keys, req_context)))
+        runs = () if _keys_of(req_context).bypass else tuple(self._runs(keys, req_context))
+        taken = self.hierarchy.reserve(req_context.req_id, runs)
         accepted = [OffloadKey(key) for key, _ in taken]
         spec = ArenaSpec([slot for _, slot in taken], self._group_counts(accepted))
         return PrepareStoreOutput(keys_to_store=accepted, store_spec=spec, evicted_keys=[])
@@ -254,6 +260,10 @@ class TieredOffloadingManager(OffloadingManager):  # type: ignore[misc]  # vLLM 
             self._hierarchy = None
 
     # Keys -------------------------------------------------------------------
+
+    def _all_runs(self, known: RequestKeys) -> tuple[Run, ...]:
+        size = self.hierarchy.chunk_bytes
+        return tuple(Run(tuple(keys), 0, size, group) for group, keys in known.keys.items() if keys)
 
     def _group_counts(self, keys: Iterable[OffloadKey]) -> list[int]:
         counts = dict.fromkeys(self._groups, 0)

@@ -16,9 +16,7 @@ from kvtiers.connector.compat import (
     IncompatibleVllmError,
     RequestFacts,
     check,
-    check_options,
     completed_jobs,
-    has_reset_fence,
     request_facts,
     vllm_version,
 )
@@ -51,10 +49,6 @@ def test_the_installed_vllm_keeps_the_contract() -> None:
     assert vllm_version().startswith(SUPPORTED)
     assert check_runtime() == []
     check()
-
-
-def test_the_reset_fence_came_with_0_33() -> None:
-    assert has_reset_fence() == (not vllm_version().startswith("0.32"))
 
 
 def test_everything_missing_is_named_in_one_error(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -138,13 +132,6 @@ def test_a_runtime_check_imports_nothing_that_the_connector_would_not() -> None:
     heavy = ("vllm.v1.engine", "vllm.v1.worker", "vllm.v1.core.sched.scheduler", "cpu_attn")
     assert not [module for module in modules if module.startswith(heavy)]
     assert all(importlib.import_module(module) for module in modules)
-
-
-def test_a_load_within_a_step_is_refused() -> None:
-    check_options({})
-    check_options({"sync_load_budget_bytes": 0})
-    with pytest.raises(IncompatibleVllmError, match=r"'sync_load_budget_bytes'\]=4096"):
-        check_options({"sync_load_budget_bytes": 4096})
 
 
 def request(**options: object) -> Request:
