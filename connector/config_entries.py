@@ -175,7 +175,7 @@ class EntryReader:
             known = f"it must be the name of a tier or policy. Written here: {', '.join(entry)}."
             self._refuse(f"{path}.type", entry.get("type"), known)
             return None
-        return dict(entry)
+        return {str(key): value for key, value in entry.items()}
 
     def _class(self, registry: Registry[Any], path: str, options: Mapping[str, Any] | None) -> Any:
         if options is None:

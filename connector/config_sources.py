@@ -142,7 +142,7 @@ def _from_file(name: object, extra: Mapping[str, Any]) -> Source:
                 f"not a {type(values).__name__}."
             ]
         )
-    return Source(label, values, path.parent, lines)
+    return Source(label, {str(key): value for key, value in values.items()}, path.parent, lines)
 
 
 def _parse(text: str, path: Path) -> tuple[Any, dict[str, int]]:
@@ -150,11 +150,9 @@ def _parse(text: str, path: Path) -> tuple[Any, dict[str, int]]:
     try:
         if path.suffix == ".json":
             return json.loads(text), {}
+        values = yaml.safe_load(text)
         node = yaml.compose(text, Loader=yaml.SafeLoader)
-        if node is None:
-            return {}, {}
-        lines = dict(_walk(node, "", path))
-        return yaml.safe_load(text), lines
+        return ({}, {}) if node is None else (values, dict(_walk(node, "", path)))
     except (yaml.YAMLError, json.JSONDecodeError) as error:
         kind = "JSON" if path.suffix == ".json" else "YAML"
         raise ConfigError(

@@ -3,6 +3,8 @@ import textwrap
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from kvtiers.connector.config import Config, load, resolve_blocks_per_chunk, values
 from kvtiers.connector.config_errors import ConfigError
 from kvtiers.connector.sizes import file_system_bytes
@@ -366,7 +368,44 @@ def test_a_wrong_value_says_what_is_allowed_and_what_the_key_is(value):
     assert text.endswith("It is whether KV is stored independently of the tensor-parallel shape.")
 
 
+KEYS = st.sampled_from(
+    ["tiers", "policy", "type", "name", "path", "capacity", "chunk_size", "canonical_layout", "x"]
+)
+VALUES = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats()
+    | st.text(max_size=5)
+    | st.sampled_from(["cpu", "fs", "lru", "8GiB", "25%", "auto", "$HOME", "s3://bucket"]),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(KEYS, inner, max_size=4),
+    max_leaves=10,
+)
+
+
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])  # on a busy machine
+@given(st.dictionaries(KEYS, VALUES, max_size=4))
+def test_whatever_stands_there_is_a_configuration_or_a_clear_error(extra):
+    found, loaded = [], None
+    try:
+        loaded = load(extra, {})
+    except ConfigError as error:
+        found = error.problems
+    assert bool(found) == (loaded is None)
+    assert all(text.endswith((".", "?")) for text in found)
+
+
 # Files ----------------------------------------------------------------------
+
+
+def test_keys_that_yaml_reads_as_numbers_are_unknown_keys_like_others(yaml_file):
+    file = yaml_file("7: x\ntiers: [cpu, {type: fs, 8: y}]\n")
+    found = problems({"config": file})
+    assert [text.split(" (from")[0] for text in found] == ["tiers[1].8", "7"]
+
+
+def test_a_list_as_a_yaml_key_is_no_mapping_of_keys(yaml_file):
+    assert "is not valid YAML" in problem({"config": yaml_file("? [a]\n: b\n")})
 
 
 def test_a_missing_file_says_who_named_it(tmp_path):

@@ -1,5 +1,5 @@
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from kvtiers.connector.sizes import Capacity, file_system_bytes, format_bytes
 
@@ -58,11 +58,13 @@ def test_sizes_are_shown_in_the_unit_they_are_whole_in(nbytes, text):
     assert format_bytes(nbytes) == text
 
 
+@settings(deadline=None)
 @given(st.integers(min_value=1, max_value=1 << 50))
 def test_bytes_survive_parsing_exactly(nbytes):
     assert Capacity.parse(nbytes).resolve(1) == Capacity.parse(str(nbytes)).resolve(1) == nbytes
 
 
+@settings(deadline=None)
 @given(st.floats(min_value=0.001, max_value=1), st.integers(min_value=1, max_value=1 << 50))
 def test_a_share_never_exceeds_the_whole(share, whole):
     assert 0 <= Capacity.parse(share).resolve(whole) <= whole
