@@ -1,0 +1,76 @@
+"""Small models with random weights, whose greedy answers depend on the KV they attend to.
+
+Made, not downloaded: nothing here needs a model hub. Each has a tokenizer of one
+word per token id, so that an OpenAI server can serve it too.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+from pathlib import Path
+
+VOCABULARY = 1024
+_SIZES = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 256,
+    "intermediate_size": 512,
+    "num_attention_heads": 8,
+    # Divides by the tensor-parallel size 2, with two heads left for each rank.
+    "num_key_value_heads": 4,
+    "head_dim": 32,
+    "max_position_embeddings": 8192,
+}
+WINDOW = 256
+"""Sliding window of the Gemma 3 model: two of vLLM's blocks of 128 tokens on CPU."""
+
+
+def make_llama(folder: Path) -> Path:
+    """Two layers of full attention."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    return _save(LlamaForCausalLM(LlamaConfig(num_hidden_layers=2, **_SIZES)), folder)
+
+
+def make_gemma3(folder: Path) -> Path:
+    """Three layers with a sliding window and one of full attention: two KV-cache groups or more."""
+    from transformers import Gemma3ForCausalLM, Gemma3TextConfig
+
+    layers = ["sliding_attention"] * 3 + ["full_attention"]
+    config = Gemma3TextConfig(
+        num_hidden_layers=4, layer_types=layers, sliding_window=WINDOW, **_SIZES
+    )
+    return _save(Gemma3ForCausalLM(config), folder)
+
+
+def prompts(count: int, tokens: int, seed: int = 1) -> list[list[int]]:
+    """Prompts of token ids that share no block; the lengths differ by a few tokens."""
+    choose = random.Random(seed)
+    return [[choose.randrange(10, VOCABULARY) for _ in range(tokens + i)] for i in range(count)]
+
+
+def _save(model: object, folder: Path) -> Path:
+    import torch
+
+    torch.manual_seed(0)
+    for name, weight in model.named_parameters():
+        if weight.dim() > 1:
+            # Queries and keys large enough that each token attends to a few others
+            # instead of to the mean of all: then a wrong chunk changes the answer.
+            sharp = "q_proj" in name or "k_proj" in name
+            torch.nn.init.normal_(weight, std=0.14 if sharp else 0.08)
+    model.float().save_pretrained(folder)
+    _save_tokenizer(folder)
+    return folder
+
+
+def _save_tokenizer(folder: Path) -> None:
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    words = {f"w{index}": index for index in range(VOCABULARY)}
+    tokenizer = Tokenizer(models.WordLevel(words, unk_token="w0"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="w0").save_pretrained(
+        os.fspath(folder)
+    )
