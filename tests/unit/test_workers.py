@@ -33,7 +33,7 @@ class GatedTier(DictTier):
 
 
 class Rig:
-    def __init__(self, tier: DictTier, threads: int, clock: Callable[[], float] = Clock()) -> None:
+    def __init__(self, tier: DictTier, threads: int, clock: Callable[[], float]) -> None:
         self.ended: queue.Queue[Op] = queue.Queue()
         self.workers = ThreadWorkers(tier, self.ended.put, clock, threads)
 
