@@ -51,14 +51,7 @@ class ChunkFacts:
     copies: int = 0
 
 
-class _Node:
-    """A chunk in the tier. ``entry`` is the serial of its valid heap entry, 0 for none."""
-
-    __slots__ = ("entry", "facts")
-
-    def __init__(self, facts: ChunkFacts) -> None:
-        self.facts = facts
-        self.entry = 0
+_Entry = tuple[float, int, ChunkFacts]  # score, serial number, leaf
 
 
 class LeafHeap:
@@ -66,57 +59,61 @@ class LeafHeap:
 
     def __init__(self, score: Callable[[ChunkFacts, float], float]) -> None:
         self._score = score
-        self._nodes: ShardedDict[ChunkId, _Node] = ShardedDict()
+        self._facts: ShardedDict[ChunkId, ChunkFacts] = ShardedDict()
         # By the parent's id, whether or not the tier holds the parent itself.
         self._children: ShardedDict[ChunkId, int] = ShardedDict()
-        self._heap: list[tuple[float, int, _Node]] = []
-        self._leaves = 0
+        # The leaves, each with the serial number of its one valid entry in the heap.
+        self._leaves: ShardedDict[ChunkId, int] = ShardedDict()
+        self._heap: list[_Entry] = []
         self._serial = 0
         self._hand = 0
+        self._stale = 0
 
     def add(self, facts: ChunkFacts, now: float) -> bool:
         """Take in a chunk; False if it was there. Cheapest from tail to head of a run."""
-        if facts.chunk in self._nodes:
+        if facts.chunk in self._facts:
             return False
-        node = self._nodes[facts.chunk] = _Node(facts)
+        self._facts[facts.chunk] = facts
         self._count_child(facts.parent)
-        if not self._children.get(facts.chunk):
-            self._push(node, now)
+        if facts.chunk not in self._children:
+            self._push(facts, now)
         return True
 
     def remove(self, chunk: ChunkId, now: float) -> ChunkFacts | None:
         """Forget a chunk, whose parent may become a leaf; None if it was not there."""
-        node = self._nodes.get(chunk)
-        if node is None:
+        facts = self._facts.get(chunk)
+        if facts is None:
             return None
-        del self._nodes[chunk]
-        self._invalidate(node)
-        if node.facts.parent is not None:
-            self._uncount_child(node.facts.parent, now)
-        self._compact()
-        return node.facts
+        del self._facts[chunk]
+        self._invalidate(chunk)
+        if facts.parent is not None:
+            self._uncount_child(facts.parent, now)
+        self._tidy()
+        return facts
 
     def learn_parent(self, facts: ChunkFacts) -> None:
         """``facts.parent`` was None and is known now."""
-        if facts.chunk in self._nodes:
+        if facts.chunk in self._facts:
             self._count_child(facts.parent)
 
-    def refresh(self, chunk: ChunkId, now: float) -> None:
+    def refresh(self, facts: ChunkFacts, now: float) -> None:
         """The chunk's score may have changed."""
-        node = self._nodes.get(chunk)
-        if node is not None and node.entry:
-            self._push(node, now)
+        if facts.chunk in self._leaves:
+            self._push(facts, now)
 
     def rescore(self, n: int, now: float) -> None:
-        """Bring the next ``n`` leaves up to date, in turn."""
-        n = min(n, self._leaves)
+        """Bring the next ``n`` leaves up to date, in turn.
+
+        Only a score that fell needs it: ``ascending`` sees the others rise.
+        """
+        n = min(n, len(self._heap) - self._stale)
         while n:
             self._hand = (self._hand + 1) % len(self._heap)
-            score, serial, node = self._heap[self._hand]
-            if node.entry == serial:
+            score, serial, facts = self._heap[self._hand]
+            if self._leaves.get(facts.chunk) == serial:
                 n -= 1
-                if self._score(node.facts, now) != score:
-                    self._push(node, now)
+                if self._score(facts, now) < score:
+                    self._push(facts, now)
 
     def ascending(self, now: float) -> Iterator[ChunkId]:
         """Every chunk once, the lowest score first among those with no child left.
@@ -124,47 +121,44 @@ class LeafHeap:
         Changes nothing: the heap is walked from its root with a second heap of
         candidates, O(log k) for the k-th chunk.
         """
-        candidates: list[tuple[float, int, int, _Node]] = []
+        candidates: list[tuple[float, int, int, ChunkFacts]] = []
         done: dict[ChunkId, int] = {}
         serials = itertools.count(self._serial + 1)
         self._candidate(candidates, 0)
         while candidates:
-            score, serial, i, node = heapq.heappop(candidates)
+            score, serial, i, facts = heapq.heappop(candidates)
             if i >= 0:
                 self._candidate(candidates, 2 * i + 1)
                 self._candidate(candidates, 2 * i + 2)
-                if node.entry != serial:
+                if self._leaves.get(facts.chunk) != serial:
                     continue
-                current = self._score(node.facts, now)
+                current = self._score(facts, now)
                 if current > score:
-                    heapq.heappush(candidates, (current, serial, -1, node))
+                    heapq.heappush(candidates, (current, serial, -1, facts))
                     continue
-            yield node.facts.chunk
-            parent = self._freed_parent(node, done)
+            yield facts.chunk
+            parent = self._freed_parent(facts, done)
             if parent is not None:
-                fresh = (self._score(parent.facts, now), next(serials), -1, parent)
+                fresh = (self._score(parent, now), next(serials), -1, parent)
                 heapq.heappush(candidates, fresh)
 
-    def _candidate(self, candidates: list[tuple[float, int, int, _Node]], i: int) -> None:
+    def _candidate(self, candidates: list[tuple[float, int, int, ChunkFacts]], i: int) -> None:
         if i < len(self._heap):
-            score, serial, node = self._heap[i]
-            heapq.heappush(candidates, (score, serial, i, node))
+            score, serial, facts = self._heap[i]
+            heapq.heappush(candidates, (score, serial, i, facts))
 
-    def _freed_parent(self, node: _Node, done: dict[ChunkId, int]) -> _Node | None:
+    def _freed_parent(self, facts: ChunkFacts, done: dict[ChunkId, int]) -> ChunkFacts | None:
         """The parent of a chunk just named, if that was the last of its children."""
-        parent = node.facts.parent
+        parent = facts.parent
         if parent is None:
             return None
         done[parent] = done.get(parent, 0) + 1
-        return self._nodes.get(parent) if done[parent] == self._children.get(parent) else None
+        return self._facts.get(parent) if done[parent] == self._children.get(parent) else None
 
     def _count_child(self, parent: ChunkId | None) -> None:
-        if parent is None:
-            return
-        self._children[parent] = (self._children.get(parent) or 0) + 1
-        above = self._nodes.get(parent)
-        if above is not None:
-            self._invalidate(above)
+        if parent is not None:
+            self._children[parent] = (self._children.get(parent) or 0) + 1
+            self._invalidate(parent)
 
     def _uncount_child(self, parent: ChunkId, now: float) -> None:
         left = (self._children.get(parent) or 0) - 1
@@ -172,25 +166,29 @@ class LeafHeap:
             self._children[parent] = left
             return
         del self._children[parent]
-        above = self._nodes.get(parent)
+        above = self._facts.get(parent)
         if above is not None:
             self._push(above, now)
 
-    def _invalidate(self, node: _Node) -> None:
-        if node.entry:
-            node.entry = 0
-            self._leaves -= 1
+    def _invalidate(self, chunk: ChunkId) -> None:
+        if chunk in self._leaves:
+            del self._leaves[chunk]
+            self._stale += 1
 
-    def _push(self, node: _Node, now: float) -> None:
-        if not node.entry:
-            self._leaves += 1
+    def _push(self, facts: ChunkFacts, now: float) -> None:
+        self._invalidate(facts.chunk)
         self._serial += 1
-        node.entry = self._serial
-        heapq.heappush(self._heap, (self._score(node.facts, now), self._serial, node))
-        self._compact()
+        self._leaves[facts.chunk] = self._serial
+        heapq.heappush(self._heap, (self._score(facts, now), self._serial, facts))
+        self._tidy()
 
-    def _compact(self) -> None:
-        if len(self._heap) > 2 * self._leaves + _SMALL:
-            self._heap = [entry for entry in self._heap if entry[2].entry == entry[1]]
+    def _tidy(self) -> None:
+        """Drop stale entries: at the root, where every search would meet them, or if too many."""
+        heap, leaves = self._heap, self._leaves
+        while heap and leaves.get(heap[0][2].chunk) != heap[0][1]:
+            heapq.heappop(heap)
+            self._stale -= 1
+        if self._stale > len(heap) // 2 + _SMALL:
+            self._heap = [entry for entry in heap if leaves.get(entry[2].chunk) == entry[1]]
             heapq.heapify(self._heap)
-            self._hand = 0
+            self._stale = self._hand = 0

@@ -134,4 +134,4 @@ class ScoredPolicy(Policy):
 
     def _refresh(self, facts: ChunkFacts, now: float) -> None:
         for heap in self._heaps.values():
-            heap.refresh(facts.chunk, now)
+            heap.refresh(facts, now)

@@ -386,7 +386,7 @@ def test_a_prompt_that_grew_chunk_by_chunk_is_one_branch() -> None:
 def test_losing_a_prompt_from_its_head_on_costs_a_few_lookups_a_chunk() -> None:
     policy, ids = LruPolicy([TierInfo("cpu")]), counted(range(1000))
     policy.on_insert(Run(ids), "cpu")
-    assert lookups(lambda: policy.on_remove(ids, "cpu")) <= 4 * 1000
+    assert lookups(lambda: policy.on_remove(ids, "cpu")) <= 6 * 1000
 
 
 def test_chunks_that_a_scan_finds_are_older_than_all_others_and_keep_their_order() -> None:

@@ -238,5 +238,5 @@ def test_nothing_is_left_behind_when_all_chunks_are_gone(runs: list[Run]) -> Non
             use(policy, run)
         policy.on_remove(list(policy.victims("cpu", 1)), "cpu")
     heap = policy._heaps["cpu"]
-    assert len(policy._facts) == len(heap._nodes) == len(heap._children) == 0
+    assert len(policy._facts) == len(heap._facts) == len(heap._children) == 0
     assert len(heap._heap) <= 16  # superseded entries, up to the size where a rebuild pays
