@@ -233,9 +233,12 @@ def call(tier: Tier, op: Op) -> None:
 def fail(op: Op, error: BaseException) -> None:
     """Answer ``op`` with failures for all of its chunks."""
     op.error = error
-    op.reads = [ReadOutcome.FAILED] * len(op.keys)
-    op.writes = [WriteOutcome.FAILED] * len(op.keys)
-    op.found = [False] * len(op.keys)
+    if op.kind is OpKind.READ:
+        op.reads = [ReadOutcome.FAILED] * len(op.keys)
+    elif op.kind is OpKind.WRITE:
+        op.writes = [WriteOutcome.FAILED] * len(op.keys)
+    elif op.kind is OpKind.CONTAINS:
+        op.found = [False] * len(op.keys)
 
 
 def _checked(answers: list[T], op: Op) -> list[T]:

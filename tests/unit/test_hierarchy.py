@@ -1,0 +1,916 @@
+"""What the hierarchy does for an engine, one scene a test.
+
+Time stands still unless a test moves it, and tiers answer when a test says so; the
+tests at the end use real threads.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable, Sequence
+
+import pytest
+from hierarchy_kit import (
+    CHUNK,
+    DEADLINE,
+    FIRST,
+    DemotingLru,
+    DictTier,
+    Stack,
+    key,
+    prefix,
+    truth,
+)
+from kvtiers.policies import PolicyRequest, Run
+from kvtiers.policies.lru import LruPolicy
+from kvtiers.tiers import ChunkKey, Namespace, ReadOutcome, WriteOutcome
+from kvtiers.tiers.breaker import BreakerState
+from kvtiers.tiers.cpu import CpuTier
+from kvtiers.tiers.hierarchy import Hierarchy
+from kvtiers.tiers.requests import Lookup
+from kvtiers.tiers.workers import OpKind
+
+HIT, MISS, PENDING, UNKNOWN = Lookup.HIT, Lookup.MISS, Lookup.PENDING, Lookup.UNKNOWN
+SOON = 20.0
+
+
+def stack_with(slots: int, *runs: Run, capacity: int | None = None, **kwargs: object) -> Stack:
+    """An arena over one tier that holds ``runs``."""
+    tier = DictTier(capacity)
+    for run in runs:
+        tier.put(run)
+    return Stack(slots, {"disk": tier}, **kwargs)  # type: ignore[arg-type]
+
+
+def true_bytes(stack: Stack, slots: Sequence[int], run: Run) -> bool:
+    keys = [k for k in run.chunks if isinstance(k, bytes)]
+    return [bytes(stack.cpu.arena.slot(s)) for s in slots] == [truth(k) for k in keys]
+
+
+# The way up -----------------------------------------------------------------
+
+
+def test_what_a_tier_holds_is_asked_for_once_promoted_and_loaded() -> None:
+    run = prefix("p", 4)
+    stack = stack_with(8, run)
+    disk = stack.workers["disk"]
+    stack.begin("r", run)
+    assert stack.look("r", run) == [UNKNOWN] * 4
+    disk.run(OpKind.CONTAINS)
+    assert stack.look("r", run) == [PENDING] * 4
+    stack.h.tick()
+    disk.run(OpKind.READ)
+    assert stack.look("r", run) == [HIT] * 4
+    assert true_bytes(stack, stack.load("r", run), run)
+    assert disk.count(OpKind.CONTAINS) == 1, "the whole request in one batch"
+
+
+def test_promotion_begins_before_the_engine_looks() -> None:
+    run = prefix("p", 4)
+    stack = stack_with(8, run)
+    stack.begin("r", run)
+    stack.settle()
+    assert stack.look("r", run) == [HIT] * 4
+
+
+def test_requests_for_one_prefix_share_its_read_and_all_keep_it() -> None:
+    run = prefix("p", 4)
+    stack = stack_with(4, run)
+    stack.settle()
+    for name in "abc":
+        stack.begin(name, run)
+    stack.h.tick()
+    reads = stack.workers["disk"].of(OpKind.READ)
+    assert sorted(k.hash for op in reads for k in op.keys) == sorted(run.chunks)
+    stack.settle()
+    stack.load("a", run)
+    stack.h.loaded("a")
+    assert stack.store(prefix("other", 2)) == [], "b and c have not loaded it yet"
+    for name in "bc":
+        assert stack.look(name, run) == [HIT] * 4
+        assert true_bytes(stack, stack.load(name, run), run)
+        stack.h.loaded(name)
+    assert stack.workers["disk"].count(OpKind.READ) == len(reads)
+    assert len(stack.store(prefix("other", 2))) == 2
+
+
+def test_a_request_that_comes_during_the_read_keeps_it_too() -> None:
+    run = prefix("p", 4)
+    stack = stack_with(4, run)
+    stack.settle()
+    stack.begin("a", run)
+    stack.h.tick()
+    stack.begin("b", run)
+    stack.settle()
+    stack.load("a", run)
+    stack.h.loaded("a")
+    assert stack.store(prefix("other", 1)) == []
+    assert stack.look("b", run) == [HIT] * 4
+
+
+def test_promotions_come_in_order_of_arrival_when_the_arena_is_small() -> None:
+    runs = {name: prefix(name, 3) for name in "abc"}
+    stack = stack_with(4, *runs.values())
+    stack.settle()
+    for name, run in runs.items():
+        stack.begin(name, run)
+    served = []
+    for _ in range(3):
+        stack.settle()
+        ready = [name for name, run in runs.items() if set(run.chunks) <= stack.ready()]
+        served += [name for name in ready if name not in served]
+        name = served[-1]
+        stack.load(name, runs[name])
+        stack.h.loaded(name)
+        stack.h.end(name)
+    assert served == ["a", "b", "c"]
+
+
+def test_half_a_prefix_is_never_promoted_while_it_can_wait() -> None:
+    first, second = prefix("a", 3), prefix("b", 3)
+    stack = stack_with(4, first, second)
+    stack.settle()
+    stack.begin("a", first)
+    stack.begin("b", second)
+    stack.settle()
+    assert stack.ready() == set(first.chunks)
+    assert stack.look("b", second) == [PENDING] * 3
+
+
+def test_waiting_for_room_evicts_nothing() -> None:
+    first, second, cached = prefix("a", 2), prefix("b", 3), prefix("c", 2)
+    stack = stack_with(4, first, second)
+    stack.settle()
+    stack.store(cached)
+    stack.begin("a", first)
+    stack.settle()
+    stack.begin("b", second)
+    stack.settle()
+    assert stack.ready() == {*first.chunks, *cached.chunks}
+
+
+def test_a_request_larger_than_the_arena_gets_its_head_at_once() -> None:
+    run = prefix("p", 10)
+    stack = stack_with(4, run)
+    stack.begin("r", run)
+    stack.settle()
+    assert stack.look("r", run) == [HIT] * 4 + [MISS] * 6
+    assert true_bytes(stack, stack.load("r", run.head(4)), run.head(4))
+
+
+def test_what_lies_beside_a_promotion_is_kept_for_the_same_request() -> None:
+    """Two groups: the engine finds one in the arena and must wait for the other."""
+    full, window = prefix("p", 3, 0), prefix("p", 3, 1)
+    stack = stack_with(6, window)
+    stack.settle()
+    stack.store(full)
+    stack.begin("r", full, window, windowed=frozenset({1}))
+    stack.settle()
+    assert stack.look("r", full) + stack.look("r", window) == [HIT] * 3 + [PENDING] * 3
+    stack.settle()
+    stack.store(prefix("other", 3))
+    assert stack.look("r", full) + stack.look("r", window) == [HIT] * 6
+
+
+def test_a_hold_ends_after_a_while_so_that_others_can_go_on() -> None:
+    first, second = prefix("a", 3), prefix("b", 3)
+    stack = stack_with(4, first, second)
+    stack.settle()
+    stack.begin("a", first)
+    stack.begin("b", second)
+    stack.settle()
+    stack.clock.now += DEADLINE
+    stack.settle()
+    assert set(second.chunks) <= stack.ready()
+
+
+def test_a_request_that_started_without_loading_holds_nothing() -> None:
+    run = prefix("p", 3)
+    stack = stack_with(4, run)
+    stack.begin("r", run)
+    stack.settle()
+    assert stack.h.pinned() == 3
+    stack.h.admitted("r", {})
+    assert stack.h.pinned() == 0
+
+
+def test_a_preempted_request_may_wait_again() -> None:
+    run = prefix("p", 3)
+    stack = stack_with(3, run)
+    stack.begin("r", run)
+    stack.settle()
+    stack.load("r", run)
+    stack.h.loaded("r")
+    stack.clock.now += 100 * DEADLINE
+    stack.store(prefix("other", 3))
+    assert stack.look("r", run) == [PENDING] * 3
+    stack.settle()
+    assert stack.look("r", run) == [HIT] * 3
+
+
+def test_two_lower_tiers_are_asked_at_once_and_the_nearer_one_is_read() -> None:
+    run = prefix("p", 2)
+    near, far = DictTier(), DictTier()
+    near.put(run.head(1))
+    far.put(run)
+    stack = Stack(4, {"near": near, "far": far})
+    stack.begin("r", run)
+    stack.settle()
+    assert stack.look("r", run) == [HIT] * 2
+    read = {
+        n: [k.hash for op in w.submitted for k in op.keys if op.kind is OpKind.READ]
+        for n, w in stack.workers.items()
+    }
+    assert read == {"near": [run.chunks[0]], "far": [run.chunks[1]]}
+
+
+def test_a_found_chunk_takes_its_place_in_its_prefix() -> None:
+    """A scan tells keys only; the policy must still see runs, or it evicts heads first."""
+    seen: list[Run] = []
+
+    class Watching(LruPolicy):
+        def on_insert(self, run: Run, tier: str) -> None:
+            seen.append(run)
+            super().on_insert(run, tier)
+
+        def on_access(self, run: Run, request: PolicyRequest, tier: str) -> None:
+            seen.append(run)
+            super().on_access(run, request, tier)
+
+    run = prefix("p", 4)
+    stack = stack_with(4, run, policy=Watching)
+    stack.settle()
+    seen.clear()
+    stack.begin("r", run)
+    stack.settle()
+    stack.load("r", run)
+    assert seen
+    assert all(s.start == run.chunks.index(s.chunks[0]) for s in seen)
+    assert seen[-1] == run
+    stack.h.loaded("r")
+    stack.store(prefix("other", 1))
+    assert stack.ready() >= set(run.chunks[:3]), "the tail goes first"
+
+
+# Tiers that fail ------------------------------------------------------------
+
+
+def test_a_stuck_lookup_delays_nobody_beyond_its_deadline() -> None:
+    run = prefix("p", 2)
+    stack = stack_with(4, run)
+    stack.begin("r", run)
+    disk = stack.workers["disk"]
+    for op in list(disk.queued):
+        disk.begin(op)
+    assert stack.look("r", run) == [UNKNOWN] * 2
+    stack.clock.now += DEADLINE
+    stack.h.tick()
+    assert stack.look("r", run) == [MISS] * 2
+    disk.run()
+    stack.h.tick()
+    assert stack.look("r", run) == [MISS] * 2, "an answer after that changes nothing"
+
+
+def test_a_stuck_read_becomes_a_miss_and_its_slots_stay_out_of_use() -> None:
+    run = prefix("p", 3)
+    stack = stack_with(4, run)
+    stack.begin("r", run)
+    disk = stack.workers["disk"]
+    disk.run()
+    stack.h.tick()
+    stuck = list(disk.queued)
+    for op in stuck:
+        disk.begin(op)
+    stack.clock.now += DEADLINE
+    stack.h.tick()
+    assert stack.look("r", run) == [MISS] * 3
+    assert stack.h.pinned() == 3
+    assert stack.store(prefix("other", 4)) == list(prefix("other", 1).chunks)
+    for op in stuck:
+        for buffer in op.buffers:
+            buffer[:] = bytes(CHUNK)
+        disk.end_failed(op)
+    stack.settle()
+    assert stack.h.pinned() == 0
+    assert stack.ready() == set(prefix("other", 1).chunks)
+    assert stack.cpu.free_slots == 3
+
+
+def test_a_queued_read_that_is_overdue_gives_its_slots_back_at_once() -> None:
+    run = prefix("p", 3)
+    stack = stack_with(4, run)
+    stack.begin("r", run)
+    stack.workers["disk"].run()
+    stack.h.tick()
+    stack.clock.now += DEADLINE
+    stack.h.tick()
+    assert stack.h.pinned() == 0
+    assert stack.h.idle()
+    assert stack.look("r", run) == [MISS] * 3
+
+
+def test_a_corrupt_chunk_is_a_miss_and_forgotten() -> None:
+    run = prefix("p", 2)
+    stack = stack_with(4, run)
+    stack.begin("r", run)
+    disk = stack.workers["disk"]
+    disk.run()
+    stack.h.tick()
+    bad, good = disk.of(OpKind.READ)
+    disk.end_reads(bad, ReadOutcome.CORRUPT)
+    disk.end(good)
+    stack.h.tick()
+    assert stack.look("r", run) == [MISS, HIT]
+    assert stack.counts()["disk"]["corrupt"] == 1
+    stack.begin("again", run)
+    assert disk.of(OpKind.CONTAINS)[0].keys == [ChunkKey(FIRST, run.chunks[0])], "asked anew"
+
+
+def test_a_failing_tier_is_left_alone_then_probed_then_used_again() -> None:
+    stack = stack_with(4)
+    disk = stack.workers["disk"]
+    disk.run()
+    for i in range(5):
+        stack.begin(f"r{i}", prefix(f"p{i}", 1))
+        disk.end_failed(disk.queued[0])
+        stack.h.poll()
+    assert stack.h.stats()[-1].breaker is BreakerState.OPEN
+    before = len(disk.submitted)
+    run = prefix("q", 3)
+    stack.begin("open", run)
+    assert stack.look("open", run) == [MISS] * 3, "at once"
+    stack.store(run)
+    stack.h.tick()
+    assert len(disk.submitted) == before, "an open breaker costs nothing"
+    stack.clock.now += 1.0
+    stack.begin("probe", prefix("x", 3))
+    stack.begin("beside", prefix("y", 3))
+    assert [op.request_id for op in disk.submitted[before:]] == ["probe"]
+    disk.run()
+    stack.h.tick()
+    assert stack.h.stats()[-1].breaker is BreakerState.CLOSED
+    stack.begin("after", prefix("z", 3))
+    assert disk.submitted[-1].request_id == "after"
+
+
+def test_a_bad_probe_keeps_the_tier_out_for_longer() -> None:
+    stack = stack_with(4)
+    disk = stack.workers["disk"]
+    disk.run()
+    for i in range(5):
+        stack.begin(f"r{i}", prefix(f"p{i}", 1))
+        disk.end_failed(disk.queued[0])
+    stack.h.poll()
+    stack.clock.now += 1.0
+    stack.begin("probe", prefix("x", 1))
+    disk.end_failed(disk.queued[0])
+    stack.h.poll()
+    stack.clock.now += 1.5
+    stack.begin("too early", prefix("y", 1))
+    assert not disk.queued
+    stack.clock.now += 0.5
+    stack.begin("second probe", prefix("y", 1))
+    assert len(disk.queued) == 1
+
+
+def test_a_chunk_that_only_a_broken_tier_holds_is_a_miss() -> None:
+    run = prefix("p", 1)
+    stack = stack_with(4, run)
+    stack.settle()
+    disk = stack.workers["disk"]
+    for i in range(5):
+        stack.begin(f"r{i}", prefix(f"p{i}", 2))
+        disk.end_failed(disk.queued[0])
+    stack.h.poll()
+    stack.begin("r", run)
+    assert stack.look("r", run) == [MISS]
+
+
+def test_a_kind_of_error_is_logged_once_and_counted_always(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    stack = stack_with(4)
+    disk = stack.workers["disk"]
+    disk.run()
+    for i in range(3):
+        stack.begin(f"r{i}", prefix(f"p{i}", 1))
+        disk.end_failed(disk.queued[0])
+    stack.h.poll()
+    assert len([r for r in caplog.records if "contains()" in r.message]) == 1
+    assert stack.counts()["disk"]["failures"] == 3
+
+
+def test_a_failed_read_counts_once_for_each_of_its_chunks() -> None:
+    run = prefix("p", 4)
+    stack = stack_with(4, run)
+    stack.begin("r", run)
+    disk = stack.workers["disk"]
+    disk.run()
+    stack.h.tick()
+    for op in disk.of(OpKind.READ):
+        disk.end_failed(op)
+    stack.h.tick()
+    assert stack.counts()["disk"]["failures"] == 4
+
+
+def test_a_failed_load_is_not_tried_again_for_that_request() -> None:
+    run = prefix("p", 2)
+    stack = stack_with(4, run)
+    stack.begin("r", run)
+    stack.settle()
+    stack.load("r", run)
+    stack.h.load_failed("r")
+    stack.h.loaded("r")
+    assert stack.look("r", run) == [MISS] * 2
+    assert stack.h.pinned() == 0
+    stack.begin("other", run)
+    stack.settle()
+    assert stack.look("other", run) == [HIT] * 2, "others read it anew"
+    assert stack.look("r", run) == [MISS] * 2
+
+
+# The way down ---------------------------------------------------------------
+
+
+def test_a_store_is_readable_when_it_has_ended_and_goes_down_behind() -> None:
+    run = prefix("p", 2)
+    stack = stack_with(8)
+    taken = stack.h.reserve("r", [run])
+    stack.begin("r", run)
+    assert stack.look("r", run) == [PENDING] * 2, "not before it is written"
+    for k, slot in taken:
+        stack.cpu.arena.slot(slot)[:] = truth(k)
+    stack.h.stored(list(run.chunks))
+    assert stack.look("r", run) == [HIT] * 2
+    stack.settle()
+    disk = stack.tiers["disk"]
+    assert isinstance(disk, DictTier)
+    assert {k.hash: v for k, v in disk.chunks.items()} == {k: truth(k) for k in run.chunks}
+
+
+def test_a_failed_store_is_never_readable() -> None:
+    run = prefix("p", 2)
+    stack = stack_with(4)
+    stack.h.reserve("r", [run])
+    stack.h.stored(list(run.chunks), success=False)
+    assert (stack.ready(), stack.h.pinned(), stack.cpu.free_slots) == (set(), 0, 4)
+
+
+def test_a_spoiled_slot_is_never_readable_though_its_store_ends_well() -> None:
+    run = prefix("p", 2)
+    stack = stack_with(4)
+    (_, bad), _ = stack.h.reserve("r", [run])
+    stack.h.spoil([bad, bad, -1])
+    stack.h.stored(list(run.chunks))
+    assert stack.ready() == {run.chunks[1]}
+    assert stack.cpu.free_slots == 3
+
+
+def test_a_spoiled_store_is_not_published_by_the_store_after_it() -> None:
+    """Found by review: the second store's slot was published when the first ended."""
+    run = prefix("p", 1)
+    stack = stack_with(4)
+    ((_, bad),) = stack.h.reserve("r", [run])
+    stack.h.spoil([bad])
+    assert stack.h.reserve("r", [run]) == [], "the first one has not ended"
+    stack.h.stored(list(run.chunks))
+    assert stack.ready() == set()
+    assert stack.h.pinned() == 0
+    assert stack.store(run) == list(run.chunks)
+
+
+def test_a_chunk_that_is_there_or_coming_is_not_stored_twice() -> None:
+    run = prefix("p", 4)
+    stack = stack_with(8, run.head(1))
+    stack.begin("r", run.head(1))
+    stack.settle()
+    first = stack.h.reserve("r", [run.head(2)])
+    assert [k for k, _ in first] == [run.chunks[1]]
+    assert [k for k, _ in stack.h.reserve("r", [run])] == list(run.chunks[2:])
+
+
+def test_room_for_a_tail_is_not_made_by_evicting_its_head() -> None:
+    run = prefix("p", 3)
+    stack = Stack(3)
+    stack.store(run.head(2))
+    stack.store(prefix("newer", 1))
+    assert stack.store(run) == [run.chunks[2]]
+    assert stack.ready() == set(run.chunks)
+
+
+def test_what_finds_no_room_is_dropped_from_the_tail_and_counted() -> None:
+    run = prefix("p", 6)
+    stack = Stack(4)
+    assert [k for k, _ in stack.h.reserve("r", [run])] == list(run.chunks[:4])
+    assert stack.counts()["cpu"]["dropped"] == 2
+
+
+def test_what_the_policy_does_not_admit_is_not_stored() -> None:
+    class Picky(LruPolicy):
+        def admit(self, run: Run, tier: str) -> int:
+            return 1 if tier == "cpu" else 0
+
+    stack = stack_with(4, policy=Picky)
+    assert stack.store(prefix("p", 3)) == list(prefix("p", 1).chunks)
+    stack.settle()
+    assert stack.workers["disk"].count(OpKind.WRITE) == 0
+    counts = stack.counts()
+    assert (counts["cpu"]["refused"], counts["disk"]["refused"]) == (2, 1)
+
+
+def test_the_policy_may_keep_a_promotion_out_of_the_arena() -> None:
+    class HeadOnly(LruPolicy):
+        def admit(self, run: Run, tier: str) -> int:
+            return min(1, len(run))
+
+    run = prefix("p", 3)
+    stack = stack_with(4, run, policy=HeadOnly)
+    stack.begin("r", run)
+    stack.settle()
+    assert stack.look("r", run) == [HIT, MISS, MISS]
+
+
+def test_a_tier_that_cannot_keep_up_drops_stores_and_pins_a_share_at_most() -> None:
+    stack = stack_with(8)
+    for name in "abc":
+        assert len(stack.store(prefix(name, 2))) == 2
+    assert stack.h.pinned() == 2
+    assert stack.counts()["disk"]["dropped"] == 4
+    stack.settle()
+    assert stack.h.pinned() == 0
+    stack.store(prefix("d", 2))
+    assert stack.h.pinned() == 2, "it gets stores again once it has caught up"
+
+
+def test_queued_stores_give_way_when_slots_are_needed_and_started_ones_do_not() -> None:
+    stack = stack_with(8)
+    disk = stack.workers["disk"]
+    stack.store(prefix("a", 2))
+    started, queued = disk.of(OpKind.WRITE)
+    disk.begin(started)
+    assert len(stack.h.reserve("r", [prefix("big", 8)])) == 7
+    assert disk.cancelled == [queued]
+    assert stack.counts()["disk"]["dropped"] == 1
+
+
+def test_no_more_queued_stores_are_given_up_than_needed() -> None:
+    stack = stack_with(8)
+    stack.store(prefix("a", 2))
+    assert len(stack.h.reserve("r", [prefix("big", 7)])) == 7
+    assert len(stack.workers["disk"].cancelled) == 1
+
+
+def test_eviction_demotes_first_where_the_policy_asks_for_it() -> None:
+    stack = stack_with(8, policy=DemotingLru)
+    stack.store(prefix("old", 8))
+    assert stack.workers["disk"].count(OpKind.WRITE) == 0
+    stack.store(prefix("new", 1))
+    stack.settle()
+    disk = stack.tiers["disk"]
+    assert isinstance(disk, DictTier)
+    demoted = {k.hash for k in disk.chunks}
+    assert demoted == set(prefix("old", 8).chunks[-2:]), "the coldest, and the one after it"
+    stack.store(prefix("newer", 1))
+    stack.settle()
+    assert prefix("old", 8).chunks[-1] not in stack.ready()
+    assert stack.counts()["cpu"]["evictions"] == 2
+
+
+def test_a_demoted_chunk_comes_back_from_below() -> None:
+    old = prefix("old", 4)
+    stack = stack_with(4, policy=DemotingLru)
+    stack.store(old)
+    for i in range(6):
+        stack.store(prefix(f"new{i}", 1))
+        stack.settle()
+    tail = Run(old.chunks[-1:], 3, CHUNK, 0, old.chunks[-2])
+    stack.begin("r", tail)
+    stack.settle()
+    assert stack.look("r", tail) == [HIT]
+
+
+def test_without_a_tier_to_demote_to_room_is_made_all_the_same() -> None:
+    stack = Stack(4, policy=DemotingLru)
+    stack.store(prefix("old", 4))
+    assert len(stack.store(prefix("new", 4))) == 4
+
+
+def test_a_bounded_tier_is_evicted_between_watermarks_in_the_policys_order() -> None:
+    stack = stack_with(64, capacity=20 * CHUNK)
+    disk = stack.tiers["disk"]
+    assert isinstance(disk, DictTier)
+    sizes = []
+    for i in range(30):
+        stack.store(prefix(f"p{i:02}", 1))
+        stack.settle()
+        sizes.append(len(disk.chunks))
+    assert max(sizes) <= 18 + 1, "above the high watermark only until it is evicted"
+    assert min(sizes[18:]) == 16, "down to the low one"
+    kept = {k.hash for k in disk.chunks}
+    assert kept == {prefix(f"p{i:02}", 1).chunks[0] for i in range(30 - len(kept), 30)}
+
+
+def test_a_chunk_that_is_being_read_is_no_victim_below() -> None:
+    old = prefix("old", 1)
+    stack = stack_with(40, old, capacity=10 * CHUNK)
+    stack.settle()
+    stack.begin("r", old)
+    stack.h.tick()
+    disk = stack.workers["disk"]
+    (read,) = disk.of(OpKind.READ)
+    disk.begin(read)
+    for i in range(12):
+        stack.store(prefix(f"p{i}", 1))
+        disk.run(OpKind.WRITE, OpKind.REMOVE)
+        stack.h.tick()
+    assert disk.count(OpKind.REMOVE) > 0
+    disk.end(read)
+    stack.h.tick()
+    assert stack.look("r", old) == [HIT]
+
+
+def test_what_others_left_in_a_bounded_tier_is_evicted_too() -> None:
+    theirs = Namespace("theirs")
+    tier = DictTier(10 * CHUNK)
+    tier.put(prefix("theirs", 10), theirs)
+    stack = Stack(8, {"disk": tier})
+    stack.settle()
+    assert len(tier.chunks) <= 9
+    stack.store(prefix("mine", 1))
+    stack.settle()
+    assert ChunkKey(FIRST, prefix("mine", 1).chunks[0]) in tier.chunks
+
+
+# Resets and restarts --------------------------------------------------------
+
+
+def test_after_a_reset_nothing_stale_is_served_and_nothing_shared_is_deleted() -> None:
+    run = prefix("p", 3)
+    stack = stack_with(8, run)
+    disk = stack.tiers["disk"]
+    assert isinstance(disk, DictTier)
+    stack.begin("before", run)
+    stack.settle()
+    before = dict(disk.chunks)
+    stack.h.reset(Namespace("second"))
+    assert stack.look("before", run) == [MISS] * 3
+    stack.begin("after", run)
+    stack.settle()
+    assert stack.look("after", run) == [MISS] * 3
+    assert disk.chunks == before
+    assert stack.h.pinned() == 0
+
+
+def test_a_read_from_before_the_reset_lands_for_nobody() -> None:
+    run = prefix("p", 3)
+    stack = stack_with(4, run)
+    stack.begin("r", run)
+    disk = stack.workers["disk"]
+    disk.run()
+    stack.h.tick()
+    stack.h.reset(Namespace("second"))
+    assert stack.cpu.free_slots == 1, "the tier may still write into the others"
+    stack.begin("new", run)
+    stack.settle()
+    assert stack.ready() == set()
+    assert stack.cpu.free_slots == 4
+
+
+def test_slots_that_the_engine_used_at_a_reset_rest_until_the_flush() -> None:
+    run, other = prefix("p", 2), prefix("q", 1)
+    stack = stack_with(4)
+    stack.store(other)
+    stack.settle()
+    stack.begin("loads", other)
+    stack.load("loads", other)
+    stack.h.reserve("stores", [run])
+    stack.h.reset(Namespace("second"))
+    assert (stack.h.pinned(), stack.cpu.free_slots) == (3, 1)
+    assert len(stack.store(prefix("new", 4))) == 1
+    stack.settle()
+    stack.h.flushed()
+    assert stack.h.pinned() == 0
+    assert stack.cpu.free_slots == 3
+
+
+def test_a_request_that_lived_through_a_reset_stores_nothing_more() -> None:
+    run = prefix("p", 2)
+    stack = Stack(4)
+    stack.begin("old", run)
+    stack.h.reset(Namespace("second"))
+    assert stack.h.reserve("old", [run]) == []
+    stack.begin("new", run)
+    assert len(stack.h.reserve("new", [run])) == 2
+
+
+def test_what_a_reset_left_below_still_counts_and_can_be_evicted() -> None:
+    stack = stack_with(32, capacity=10 * CHUNK)
+    disk = stack.tiers["disk"]
+    assert isinstance(disk, DictTier)
+    stack.settle()
+    for i in range(8):
+        stack.store(prefix(f"p{i}", 1))
+        stack.settle()
+    stack.h.reset(Namespace("second"))
+    new = [prefix(f"n{i}", 1).chunks[0] for i in range(6)]
+    for i in range(6):
+        stack.store(prefix(f"n{i}", 1))
+        stack.settle()
+    kept = {k.hash for k in disk.chunks if k.namespace.id == "second"}
+    assert kept == set(new), "the old namespace's go first"
+
+
+def test_a_restart_finds_what_is_there_without_asking_for_it() -> None:
+    run = prefix("p", 3)
+    stack = stack_with(8, run)
+    stack.settle()
+    stack.begin("r", run)
+    assert stack.workers["disk"].count(OpKind.CONTAINS) == 0
+    assert stack.look("r", run) == [PENDING] * 3
+
+
+def test_a_full_tier_with_nothing_known_in_it_is_scanned_again_but_not_at_once() -> None:
+    tier = DictTier(10 * CHUNK)
+    stack = Stack(32, {"disk": tier})
+    stack.settle()
+    tier.put(prefix("theirs", 10), Namespace("theirs"))
+    disk = stack.workers["disk"]
+    stack.store(prefix("p", 1))
+    stack.settle()
+    assert disk.count(OpKind.SCAN) == 1
+    stack.clock.now += 60
+    stack.store(prefix("q", 1))
+    stack.settle()
+    assert disk.count(OpKind.SCAN) == 2
+    assert len(tier.chunks) <= 9
+
+
+# Figures --------------------------------------------------------------------
+
+
+def test_hits_and_misses_of_the_tiers_add_up() -> None:
+    run = prefix("p", 10)
+    stack = stack_with(16, run.head(6))
+    stack.settle()
+    stack.store(run.head(4))
+    stack.begin("r", run)
+    stack.settle()
+    assert stack.look("r", run) == [HIT] * 6 + [MISS] * 4
+    stack.h.load("r", list(run.chunks[2:6]))
+    stack.h.admitted("r", {0: 2})
+    counts = stack.counts()
+    assert (counts["cpu"]["hits"], counts["cpu"]["misses"]) == (2, 6)
+    assert (counts["disk"]["hits"], counts["disk"]["misses"]) == (2, 4)
+    assert stack.counts()["cpu"] == {}, "counts are taken"
+
+
+def test_the_gpus_share_is_shown_where_somebody_observes_it() -> None:
+    tier = CpuTier(CpuTier.Config(capacity=4 * CHUNK), CHUNK)
+    usage = tier.usage()
+    h = Hierarchy(
+        tier, {}, lambda infos, clock: LruPolicy(infos), FIRST, observed={"gpu": lambda: usage}
+    )
+    run = prefix("p", 3)
+    h.begin(PolicyRequest("r", [run]))
+    h.admitted("r", {0: 2})
+    gpu, cpu = h.stats()
+    assert (gpu.name, dict(gpu.counts), gpu.usage) == ("gpu", {"hits": 2, "misses": 1}, usage)
+    assert (cpu.name, dict(cpu.counts)) == ("cpu", {"misses": 1})
+
+
+def test_a_chunk_served_again_from_the_arena_is_no_second_hit_below() -> None:
+    run = prefix("p", 2)
+    stack = stack_with(4, run)
+    stack.begin("r", run)
+    stack.settle()
+    for _ in range(2):
+        stack.load("r", run)
+        stack.h.loaded("r")
+    counts = stack.counts()
+    assert counts["disk"]["hits"] == 2
+    assert counts["cpu"]["hits"] == 2
+
+
+def test_a_policy_hears_of_a_request_in_the_order_it_was_promised() -> None:
+    heard: list[str] = []
+
+    class Listening(LruPolicy):
+        def on_request(self, request: PolicyRequest) -> None:
+            heard.append("request")
+
+        def admit(self, run: Run, tier: str) -> int:
+            heard.append(f"admit {tier}")
+            return len(run)
+
+        def on_insert(self, run: Run, tier: str) -> None:
+            heard.append(f"insert {tier}")
+            super().on_insert(run, tier)
+
+        def on_access(self, run: Run, request: PolicyRequest, tier: str) -> None:
+            heard.append(f"access {tier}")
+
+        def on_start(self, request: PolicyRequest) -> None:
+            heard.append("start")
+
+        def on_finish(self, request: PolicyRequest) -> None:
+            heard.append("finish")
+
+    run = prefix("p", 2)
+    tier = DictTier()
+    tier.config = tier.config.model_copy(update={"threads": 1})
+    tier.put(run)
+    stack = Stack(4, {"disk": tier}, Listening)
+    stack.begin("r", run)
+    stack.workers["disk"].run(OpKind.CONTAINS)
+    stack.h.tick()
+    stack.workers["disk"].run(OpKind.READ)
+    stack.h.tick()
+    stack.load("r", run)
+    stack.h.loaded("r")
+    stack.h.end("r")
+    promoted = ["insert disk", "admit cpu", "insert cpu"]
+    assert heard == ["request", *promoted, "access disk", "start", "finish"]
+
+
+# Real threads ---------------------------------------------------------------
+
+
+class GatedTier(DictTier):
+    """Writes wait for ``gate``."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate = threading.Event()
+        self.ended: queue.Queue[str] = queue.Queue()
+
+    def write(self, keys: Sequence[ChunkKey], buffers: Sequence[memoryview]) -> list[WriteOutcome]:
+        assert self.gate.wait(SOON)
+        try:
+            return super().write(keys, buffers)
+        finally:
+            self.ended.put("write")
+
+    def read(self, keys: Sequence[ChunkKey], buffers: Sequence[memoryview]) -> list[ReadOutcome]:
+        try:
+            return super().read(keys, buffers)
+        finally:
+            self.ended.put("read")
+
+
+def until(condition: Callable[[], bool], h: Hierarchy) -> None:
+    """Step, as an engine would, until something is so."""
+    pause = threading.Event()
+    for _ in range(int(SOON * 1000)):
+        h.tick()
+        if condition():
+            return
+        pause.wait(0.001)
+    raise AssertionError("it did not come to that")
+
+
+def threaded(tier: DictTier, slots: int) -> tuple[Hierarchy, CpuTier]:
+    cpu = CpuTier(CpuTier.Config(capacity=slots * CHUNK), CHUNK)
+    h = Hierarchy(cpu, {"disk": tier}, lambda infos, clock: LruPolicy(infos), FIRST)
+    return h, cpu
+
+
+def test_a_load_is_served_while_every_store_hangs() -> None:
+    run = prefix("p", 2)
+    tier = GatedTier()
+    tier.put(run)
+    h, cpu = threaded(tier, 32)
+    stores = prefix("s", 8)
+    for k, slot in h.reserve("engine", [stores]):
+        cpu.arena.slot(slot)[:] = truth(k)
+    h.stored(list(stores.chunks))
+    h.begin(PolicyRequest("r", [run]))
+    until(lambda: all(h.lookup("r", k) is HIT for k in run.chunks), h)
+    assert tier.ended.get(timeout=SOON) == "read"
+    assert len(tier.chunks) == 2
+    tier.gate.set()
+    until(h.idle, h)
+    assert len(tier.chunks) == 10
+    h.close()
+
+
+def test_close_lets_stores_end() -> None:
+    tier = GatedTier()
+    h, cpu = threaded(tier, 16)
+    run = prefix("p", 4)
+    for k, slot in h.reserve("engine", [run]):
+        cpu.arena.slot(slot)[:] = truth(k)
+    h.stored(list(run.chunks))
+    threading.Timer(0.0, tier.gate.set).start()
+    h.close(SOON)
+    assert {k.hash for k in tier.chunks} == set(run.chunks)
+
+
+def test_close_does_not_wait_for_a_tier_that_hangs() -> None:
+    tier = GatedTier()
+    h, _ = threaded(tier, 16)
+    h.reserve("engine", [prefix("p", 1)])
+    h.stored([key("p0g0")])
+    h.close(0.0)
+    assert tier.chunks == {}
+    tier.gate.set()
