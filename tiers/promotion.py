@@ -71,14 +71,15 @@ class Promotion:
         missing = self._hold_what_is_there(request)
         # What can never be in the arena together with the rest is not worth waiting for.
         most = self._residency.cpu.arena.slots - len(request.held)
-        if not self._eviction.can_free(min(len(missing), most)) and self._others_pin(request):
+        wanted = missing[:most]
+        if not self._eviction.can_free(len(wanted)) and self._others_pin(request):
             return False
-        admitted = self._admitted(request, missing[:most])
-        room = self._eviction.make_room(len(admitted))
-        if room < len(admitted) and self._others_pin(request):
+        self._announce(wanted)
+        room = self._eviction.make_room(len(wanted))
+        if room < len(wanted) and self._others_pin(request):
             return False
-        request.give_up(admitted[room:] + missing[most:])
-        self._read(request, admitted[:room])
+        request.give_up(missing[room:])
+        self._read(request, missing[:room])
         request.wanted.clear()
         return True
 
@@ -110,17 +111,11 @@ class Promotion:
             request.hold_until = self._residency.clock() + self._patience
             self._holding[request.facts.request_id] = request
 
-    def _admitted(self, request: RequestState, keys: Sequence[bytes]) -> list[bytes]:
-        """What the policy lets into the arena; the rest are misses."""
+    def _announce(self, keys: Sequence[bytes]) -> None:
+        """Tell the policy what comes. Whatever it answers: a request waits for these."""
         chunks = [chunk for key in keys if (chunk := self._residency.get(key)) is not None]
-        admitted: list[bytes] = []
         for run in runs_of(chunks, self._residency.chunk_bytes):
-            n = self._residency.policy.admit(run, CPU)
-            self._residency.counts[CPU]["refused"] += len(run) - n
-            admitted += [key for key in run.chunks[:n] if isinstance(key, bytes)]
-        taken = set(admitted)
-        request.give_up([key for key in keys if key not in taken])
-        return [key for key in keys if key in taken]
+            self._residency.policy.admit(run, CPU)
 
     def _read(self, request: RequestState, keys: Sequence[bytes]) -> None:
         by_tier: dict[str, list[Chunk]] = {}

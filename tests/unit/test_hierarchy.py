@@ -43,6 +43,11 @@ def stack_with(slots: int, *runs: Run, capacity: int | None = None, **kwargs: ob
     return Stack(slots, {"disk": tier}, **kwargs)  # type: ignore[arg-type]
 
 
+def prefixes(name: str, n: int) -> set[object]:
+    """The only chunks of so many prompts."""
+    return {prefix(f"{name}{i}", 1).chunks[0] for i in range(n)}
+
+
 def true_bytes(stack: Stack, slots: Sequence[int], run: Run) -> bool:
     keys = [k for k in run.chunks if isinstance(k, bytes)]
     return [bytes(stack.cpu.arena.slot(s)) for s in slots] == [truth(k) for k in keys]
@@ -519,7 +524,7 @@ def test_what_the_policy_does_not_admit_is_not_stored() -> None:
     assert (counts["cpu"]["refused"], counts["disk"]["refused"]) == (2, 1)
 
 
-def test_the_policy_may_keep_a_promotion_out_of_the_arena() -> None:
+def test_what_a_request_waits_for_is_promoted_whatever_the_policy_admits() -> None:
     class HeadOnly(LruPolicy):
         def admit(self, run: Run, tier: str) -> int:
             return min(1, len(run))
@@ -528,7 +533,7 @@ def test_the_policy_may_keep_a_promotion_out_of_the_arena() -> None:
     stack = stack_with(4, run, policy=HeadOnly)
     stack.begin("r", run)
     stack.settle()
-    assert stack.look("r", run) == [HIT, MISS, MISS]
+    assert stack.look("r", run) == [HIT] * 3
 
 
 def test_a_tier_that_cannot_keep_up_drops_stores_and_pins_a_share_at_most() -> None:
@@ -728,6 +733,22 @@ def test_a_restart_finds_what_is_there_without_asking_for_it() -> None:
     stack.begin("r", run)
     assert stack.workers["disk"].count(OpKind.CONTAINS) == 0
     assert stack.look("r", run) == [PENDING] * 3
+
+
+def test_after_a_restart_the_oldest_goes_first_and_before_what_is_new() -> None:
+    tier = DictTier(20 * CHUNK)
+    old = [prefix(f"old{i:02}", 1) for i in range(16)]
+    for run in old:
+        tier.put(run)
+    stack = Stack(32, {"disk": tier})
+    new = prefix("new", 1)
+    stack.store(new)
+    stack.settle()
+    for i in range(3):
+        stack.store(prefix(f"newer{i}", 1))
+        stack.settle()
+    kept = {k.hash for k in tier.chunks}
+    assert kept == {*new.chunks, *(r.chunks[0] for r in old[3:]), *prefixes("newer", 3)}
 
 
 def test_a_full_tier_with_nothing_known_in_it_is_scanned_again_but_not_at_once() -> None:
