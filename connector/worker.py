@@ -72,6 +72,10 @@ class TieredWorker(OffloadingWorker):  # type: ignore[misc]  # vLLM is untyped
         expedited: bool = False,
     ) -> bool:
         """Copy from the arena to blocks. ``expedited`` is vLLM 0.33's."""
+        if (src_spec.block_ids < 0).any():
+            # The scheduler's word for chunks that are not in the arena any more.
+            # vLLM's own engine would take the number for an address.
+            return self._drop(job_id, "load of chunks that are gone")
         options = {"expedited": True} if expedited else {}
         return self._submit(
             job_id,

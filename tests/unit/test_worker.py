@@ -218,6 +218,16 @@ def test_a_partial_store_that_fails_in_the_engine_distrusts_all_of_it():
     assert worker.take_failed() == {1: ()}
 
 
+def test_a_load_of_a_chunk_that_is_gone_fails_and_never_reaches_the_engine():
+    engine = FaultyEngine()
+    worker = TieredWorker(engine, 2)
+    blocks = GPULoadStoreSpec([1, 2, 3, 4], [4], [0])
+    assert worker.submit_load(1, ArenaSpec([3, -1], [2]), blocks)
+    assert engine.calls == []
+    assert finished(worker) == [1]
+    assert worker.take_failed() == {1: ()}
+
+
 def test_a_store_that_makes_no_sense_is_a_failure():
     worker = TieredWorker(FaultyEngine(), 2)
     store(worker, 1, GPULoadStoreSpec([1, 2], [2], [0]), ArenaSpec([9, 8], [1, 1]))
