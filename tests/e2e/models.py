@@ -38,7 +38,14 @@ def make_gemma3(folder: Path) -> Path:
 
     layers = ["sliding_attention"] * 3 + ["full_attention"]
     config = Gemma3TextConfig(
-        num_hidden_layers=4, layer_types=layers, sliding_window=WINDOW, **_SIZES
+        num_hidden_layers=4,
+        layer_types=layers,
+        sliding_window=WINDOW,
+        # Tied embeddings would repeat the last token whatever the KV says, and its norms
+        # of queries and keys would make attention flat: see ``_save``.
+        tie_word_embeddings=False,
+        query_pre_attn_scalar=4,
+        **_SIZES,
     )
     return _save(Gemma3ForCausalLM(config), folder)
 
@@ -47,6 +54,19 @@ def prompts(count: int, tokens: int, seed: int = 1) -> list[list[int]]:
     """Prompts of token ids that share no block; the lengths differ by a few tokens."""
     choose = random.Random(seed)
     return [[choose.randrange(10, VOCABULARY) for _ in range(tokens + i)] for i in range(count)]
+
+
+def texts(model: Path, count: int) -> list[list[int]]:
+    """Prompts of English text, of 300 to 700 tokens: the longest help texts of Python itself."""
+    from pydoc_data.topics import topics
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(os.fspath(model))
+    longest = sorted(topics.values(), key=len)[-count:]
+    sizes = [300 + 400 * index // count for index in range(count)]
+    ids = [tokenizer(text)["input_ids"][:size] for text, size in zip(longest, sizes, strict=True)]
+    assert [len(prompt) for prompt in ids] == sizes
+    return ids
 
 
 def _save(model: object, folder: Path) -> Path:
