@@ -31,10 +31,10 @@ _KV_GIB_PER_PROMPT = 0.2  # of SmolLM2-135M in float32, and then some
 # What vLLM calls these tiers where it says which one cached tokens came from.
 _SOURCES = {"cold": COMPUTED, "gpu": "device", "cpu": "host", "fs": "disk"}
 _TITLES = {
-    "cold": "cold: all computed",
-    "gpu": "GPU tier: vLLM's prefix cache",
-    "cpu": "CPU tier: after a reset of the GPU's",
-    "fs": "filesystem tier: after a restart",
+    "cold": "cold",
+    "gpu": "GPU tier",
+    "cpu": "CPU tier, after a GPU reset",
+    "fs": "filesystem tier, restarted",
 }
 
 
@@ -147,9 +147,12 @@ def table(result: Result) -> Table:
     """The result for people."""
     count = f"{result.prompt_tokens} tokens a prompt"
     same = "same answers in every step" if result.answers_match else "DIFFERENT ANSWERS"
-    grid = Table(title=f"Time to first token, {count}, {same}")
+    grid = Table(
+        title=f"Time to first token, {count}, {same}",
+        caption="source: where the loaded tokens came from, as vLLM counts them",
+    )
     grid.add_column("step")
-    grid.add_column("source, says vLLM")
+    grid.add_column("source")
     for heading in ("TTFT", "tokens loaded", "speed-up"):
         grid.add_column(heading, justify="right")
     cold = result.steps[0].ttft_s

@@ -139,7 +139,7 @@ def test_a_step_that_loaded_little_is_told():
 
 
 def test_the_table_shows_source_tokens_and_speed_up():
-    screen = Console(file=io.StringIO(), width=120)
+    screen = Console(file=io.StringIO(), width=80)
     screen.print(table(summarise(GOOD)))
     text = screen.file.getvalue()
     row = next(line for line in text.splitlines() if "filesystem tier" in line)
