@@ -277,6 +277,22 @@ def test_a_stuck_lookup_delays_nobody_beyond_its_deadline() -> None:
     assert stack.look("r", run) == [MISS] * 2, "an answer after that changes nothing"
 
 
+def test_a_late_answer_does_not_count_for_another_tier() -> None:
+    run = prefix("p", 2)
+    near, far = DictTier(deadline=1.0), DictTier()
+    far.put(run)
+    stack = Stack(4, {"near": near, "far": far})
+    stack.begin("r", run)
+    late = stack.workers["near"].of(OpKind.CONTAINS)[0]
+    stack.workers["near"].begin(late)
+    stack.clock.now += 1.0
+    stack.h.tick()
+    stack.workers["near"].end(late)
+    assert stack.look("r", run) == [UNKNOWN] * 2, "the far tier still owes an answer"
+    stack.settle()
+    assert stack.look("r", run) == [HIT] * 2
+
+
 def test_a_stuck_read_becomes_a_miss_and_its_slots_stay_out_of_use() -> None:
     run = prefix("p", 3)
     stack = stack_with(4, run)
@@ -680,6 +696,17 @@ def test_a_read_from_before_the_reset_lands_for_nobody() -> None:
     stack.settle()
     assert stack.ready() == set()
     assert stack.cpu.free_slots == 4
+
+
+def test_answers_from_before_a_reset_say_nothing_of_what_comes_after() -> None:
+    run, stored = prefix("p", 2), prefix("q", 2)
+    stack = stack_with(8, run)
+    stack.begin("old", run)
+    stack.store(stored)
+    stack.h.reset(Namespace("second"))
+    stack.workers["disk"].run()
+    stack.begin("new", run, stored)
+    assert stack.look("new", run) + stack.look("new", stored) == [UNKNOWN] * 4
 
 
 def test_slots_that_the_engine_used_at_a_reset_rest_until_the_flush() -> None:
