@@ -9,10 +9,10 @@ An author writes one function::
 and gets eviction of the lowest score, leaves of the prefix forest first.
 
 How exact it is: a leaf is scored anew when it is used or measured, when a search
-for victims meets it, and in turn, two leaves for each chunk that is inserted. A
-score that changes with uses only, or rises with time, is therefore exact. One that
-falls as time goes by is out of date by at most the time in which half as many
-chunks come in as the tier has leaves.
+for victims meets it, and in turn, four leaves for each run that is inserted. A score
+that changes with uses only, or rises with time, is therefore exact. One that falls
+as time goes by is out of date by at most the time in which a quarter as many runs
+come in as the tier has leaves.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from kvtiers.policies.leaf_heap import ChunkFacts, LeafHeap
 from kvtiers.policies.sharded import ShardedDict
 from pydantic import BaseModel
 
-_RESCORED_PER_INSERT = 2
+_RESCORED_PER_INSERT = 4
 
 
 class ScoredPolicy(Policy):
@@ -90,7 +90,7 @@ class ScoredPolicy(Policy):
             facts = known[i] or self._new(run, i, now)
             if heap.add(facts, now):
                 facts.copies += 1
-        heap.rescore(_RESCORED_PER_INSERT * len(run), now)
+        heap.rescore(_RESCORED_PER_INSERT, now)
 
     def on_remove(self, chunks: Sequence[ChunkId], tier: str) -> None:
         """Forget a chunk with its last copy."""
