@@ -45,7 +45,7 @@ Clock = Callable[[], float]
 PolicyFactory = Callable[[Sequence[TierInfo], Clock], Policy]
 
 CHUNK_BYTES = 4096
-CAPACITY = {"cpu": 6, "fs": 14, "redis": 0}  # in chunks, 0 for unbounded
+CAPACITY = {"cpu": 4, "fs": 10, "redis": 0}  # in chunks, 0 for unbounded
 GROUPS = 2
 
 
