@@ -200,6 +200,34 @@ def test_a_request_that_started_without_loading_holds_nothing() -> None:
     assert stack.h.pinned() == 0
 
 
+def test_a_read_that_lands_after_the_start_is_held_for_nobody() -> None:
+    run = prefix("p", 3)
+    stack = stack_with(4, run)
+    stack.begin("started", run)
+    stack.begin("ended", run)
+    stack.workers["disk"].run()
+    stack.h.tick()
+    stack.h.admitted("started", {})
+    stack.h.end("ended")
+    stack.settle()
+    assert stack.ready() == set(run.chunks)
+    assert stack.h.pinned() == 0
+
+
+def test_waiting_for_slots_ends_too() -> None:
+    run = prefix("p", 3)
+    stack = stack_with(4, run)
+    stack.settle()
+    stack.h.reserve("engine", [prefix("busy", 2)])
+    stack.begin("r", run)
+    stack.settle()
+    assert stack.look("r", run) == [PENDING] * 3
+    stack.clock.now += DEADLINE
+    assert stack.look("r", run) == [MISS] * 3
+    stack.settle()
+    assert stack.workers["disk"].count(OpKind.READ) == 0
+
+
 def test_a_preempted_request_may_wait_again() -> None:
     run = prefix("p", 3)
     stack = stack_with(3, run)
