@@ -7,6 +7,7 @@ from pathlib import Path
 
 import models
 import pytest
+from passage import Passage, pass_through
 
 # Before anything imports torch or vLLM, which read them once.
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -45,3 +46,23 @@ def smollm2() -> Path:
     from kvtiers.tools.model import smollm2_path
 
     return smollm2_path()
+
+
+@pytest.fixture(scope="session")
+def smollm2_passage(smollm2: Path, tmp_path_factory: pytest.TempPathFactory) -> Passage:
+    """Twenty texts through every tier, on a model with real weights."""
+    return pass_through(
+        smollm2,
+        models.texts(smollm2, 20),
+        tmp_path_factory.mktemp("smollm2") / "fs",
+        # All of them at once: 6 MiB a chunk, up to five chunks a prompt.
+        arena="512MiB",
+        blocks=32,
+    )
+
+
+@pytest.fixture(scope="session")
+def gemma3_passage(gemma3: Path, tmp_path_factory: pytest.TempPathFactory) -> Passage:
+    """Through every tier on a model with sliding-window layers, prompts well beyond the window."""
+    root = tmp_path_factory.mktemp("gemma3") / "fs"
+    return pass_through(gemma3, models.prompts(4, 700), root)

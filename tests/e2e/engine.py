@@ -140,7 +140,7 @@ class Engine:
         envs.disable_envs_cache()
         settings = {
             "dtype": "float32",
-            "max_model_len": 4096,
+            "max_model_len": min(4096, blocks * BLOCK),
             "max_num_seqs": 8,
             "enforce_eager": True,
             "skip_tokenizer_init": True,

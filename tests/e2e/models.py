@@ -59,6 +59,7 @@ def prompts(count: int, tokens: int, seed: int = 1) -> list[list[int]]:
 def texts(model: Path, count: int) -> list[list[int]]:
     """Prompts of English text, of 300 to 700 tokens: the longest help texts of Python itself."""
     from pydoc_data.topics import topics
+
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(os.fspath(model))
