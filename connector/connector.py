@@ -239,6 +239,9 @@ class TieredKVConnector(OffloadingConnector):  # type: ignore[misc]  # vLLM is u
             self._manager.distrust_store(job.keys, slots)
         else:
             self._manager.distrust_load(job.req_id)
+            # vLLM takes what it loads for stored. What is recomputed now is not.
+            for group_state in self.scheduler._req_status[job.req_id].group_states:  # noqa: SLF001 - in the contract
+                group_state.next_stored_chunk_idx = 0
 
     def reset_cache(self) -> bool | None:
         """Serve nothing stored so far. Slots with copies under way stay out of use."""

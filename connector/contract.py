@@ -132,6 +132,12 @@ ENTRIES: tuple[Entry, ...] = (
         fields="req req_context transfer_jobs group_states num_locally_computed_tokens",
     ),
     Class(
+        _OFF_SCHED,
+        "RequestGroupState",
+        "what a request recomputes after a failed load is stored",
+        fields="offload_keys next_stored_chunk_idx",
+    ),
+    Class(
         f"{_OFF}.worker",
         "OffloadingConnectorWorker",
         "our worker is behind it, failed jobs are told by its load jobs",
