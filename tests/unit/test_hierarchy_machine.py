@@ -29,7 +29,7 @@ from kvtiers.tiers.fs import FsTier
 from kvtiers.tiers.requests import Lookup
 from kvtiers.tiers.workers import Op, OpKind
 
-EXAMPLES = int(os.environ.get("KVTIERS_MACHINE_EXAMPLES", "12"))
+EXAMPLES = int(os.environ.get("KVTIERS_MACHINE_EXAMPLES", "80"))
 STEPS = int(os.environ.get("KVTIERS_MACHINE_STEPS", "60"))
 
 SLOTS = 12
