@@ -140,7 +140,8 @@ class Engine:
         envs.disable_envs_cache()
         settings = {
             "dtype": "float32",
-            "max_model_len": min(4096, blocks * BLOCK),
+            # Block 0 is vLLM's own.
+            "max_model_len": min(4096, (blocks - 1) * BLOCK),
             "max_num_seqs": 8,
             "enforce_eager": True,
             "skip_tokenizer_init": True,
