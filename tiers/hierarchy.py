@@ -270,9 +270,12 @@ class Hierarchy:
             counts["misses"] += misses
 
     def source_of(self, request_id: str, key: bytes) -> Tier | None:
-        """The lower tier that a chunk was promoted from for this request, if it was."""
+        """The lower tier that a chunk was promoted from for this request, if it was.
+
+        Of what the request was last admitted with.
+        """
         request = self._requests.get(request_id)
-        name = request.source.get(key) if request is not None else None
+        name = request.served.get(key) if request is not None else None
         tier = self._residency.named(name) if name is not None else None
         return tier.tier if tier is not None else None
 

@@ -41,7 +41,8 @@ class RequestState:
         distrusted: keys whose load failed for it: never loaded for it again.
         held: slots pinned until the request loads, ends or has waited too long.
         hold_until: when the last becomes true.
-        source: key -> tier that held it when it was promoted.
+        source: key -> tier that held it when it was promoted, since it last started.
+        served: the same as of when it started: what it was served from.
         stores: keys may be stored for it. False after a reset it lived through:
             what it computed before belongs to the time before.
 
@@ -61,6 +62,7 @@ class RequestState:
     held: set[int] = field(default_factory=set)
     hold_until: float = float("inf")
     source: dict[bytes, str] = field(default_factory=dict)
+    served: dict[bytes, str] = field(default_factory=dict)
     stores: bool = True
 
     def give_up(self, keys: Iterable[bytes]) -> None:
@@ -76,4 +78,4 @@ class RequestState:
         self.deadline = None
         self.expired = False
         self.missed.clear()
-        self.source.clear()
+        self.served, self.source = self.source, {}

@@ -71,6 +71,22 @@ def test_what_a_tier_holds_is_asked_for_once_promoted_and_loaded() -> None:
     assert disk.count(OpKind.CONTAINS) == 1, "the whole request in one batch"
 
 
+def test_the_tier_that_served_a_request_is_told_after_its_admission() -> None:
+    run = prefix("p", 2)
+    stack = stack_with(8, run)
+    stack.begin("r", run)
+    stack.settle()
+    stack.load("r", run)
+    first = run.chunks[0]
+    assert isinstance(first, bytes)
+    assert stack.h.source_of("r", first) is stack.tiers["disk"]
+    stack.h.loaded("r")
+    stack.h.end("r")
+    stack.begin("later", run)
+    stack.load("later", run)
+    assert stack.h.source_of("later", first) is None, "the arena had it"
+
+
 def test_promotion_begins_before_the_engine_looks() -> None:
     run = prefix("p", 4)
     stack = stack_with(8, run)
