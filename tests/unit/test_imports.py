@@ -1,0 +1,50 @@
+"""Imports go one way: connector -> tiers -> policies; and only connector knows an engine."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+MAY_NOT_IMPORT = {
+    "policies": ("kvtiers.tiers", "kvtiers.connector", "kvtiers.tools", "vllm", "torch"),
+    "tiers": ("kvtiers.connector", "kvtiers.tools", "vllm", "torch"),
+    "connector": ("kvtiers.tools",),
+    "tools": ("vllm",),
+}
+
+
+def imported(path: Path) -> Iterator[str]:
+    """Every module that a file names in an import, at its top or inside a function."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def offences(folder: Path, forbidden: tuple[str, ...]) -> list[str]:
+    return [
+        f"{path.name} imports {name}"
+        for path in sorted(folder.rglob("*.py"))
+        for name in imported(path)
+        if any(name == root or name.startswith(f"{root}.") for root in forbidden)
+    ]
+
+
+@pytest.mark.parametrize("package", MAY_NOT_IMPORT)
+def test_a_layer_imports_nothing_above_it(package: str) -> None:
+    assert offences(ROOT / package, MAY_NOT_IMPORT[package]) == []
+
+
+def test_the_check_sees_all_forms_of_import(tmp_path: Path) -> None:
+    (tmp_path / "a.py").write_text("import torch.nn\ndef f():\n    from vllm import config\n")
+    (tmp_path / "b.py").write_text("from kvtiers.tiers.base import Tier\nimport torchmetrics\n")
+    assert offences(tmp_path, ("torch", "vllm", "kvtiers.tiers")) == [
+        "a.py imports torch.nn",
+        "a.py imports vllm.config",
+        "b.py imports kvtiers.tiers.base.Tier",
+    ]
