@@ -87,6 +87,7 @@ class Hierarchy:
         self._clock = clock
         self._observed = dict(observed or {})
         self._done: deque[tuple[LowerTier, Op]] = deque()
+        self._scanned: deque[tuple[LowerTier, Op]] = deque()
         self._lower = self._make_lower(cpu, lower, make_workers or self._thread_workers)
         patience = max((tier.deadline for tier in self._lower), default=_DEFAULT_PATIENCE)
         self._patience = patience
@@ -115,7 +116,8 @@ class Hierarchy:
         for index, (name, tier) in enumerate(tiers.items()):
 
             def done(op: Op, index: int = index) -> None:
-                self._done.append((self._lower[index], op))
+                queue = self._scanned if op.kind is OpKind.SCAN else self._done
+                queue.append((self._lower[index], op))
 
             made.append(
                 LowerTier(
@@ -391,6 +393,9 @@ class Hierarchy:
     def tick(self) -> None:
         """Take in answers, end waits, start moves."""
         self.poll()
+        if self._scanned:
+            # One batch a step: a large root would stop the engine for seconds.
+            self._take_in(*self._scanned.popleft())
         now = self._clock()
         for tier in self._lower:
             for op in tier.overdue(now):
@@ -398,22 +403,24 @@ class Hierarchy:
         self._promotion.start()
 
     def poll(self) -> None:
-        """Take in what the workers have finished."""
+        """Take in what the workers have finished, but for scans: ``tick`` does these."""
         while self._done:
-            tier, op = self._done.popleft()
-            tier.returned(op)
-            if op.usage is not None:
-                tier.used = op.usage.nbytes
-            self._judge(tier, op)
-            # What was asked in an earlier epoch, or is no longer waited for,
-            # changes nothing any more; only its pins end here.
-            if op.epoch == self._residency.epoch and not op.given_up:
-                self._apply(tier, op)
-            self._residency.slots.unpin(op.slots)
-            if op.kind is OpKind.REMOVE:
-                tier.removing = False
-            if op.kind is not OpKind.CONTAINS:
-                self._eviction.enforce(tier)
+            self._take_in(*self._done.popleft())
+
+    def _take_in(self, tier: LowerTier, op: Op) -> None:
+        tier.returned(op)
+        if op.usage is not None:
+            tier.used = op.usage.nbytes
+        self._judge(tier, op)
+        # What was asked in an earlier epoch, or is no longer waited for,
+        # changes nothing any more; only its pins end here.
+        if op.epoch == self._residency.epoch and not op.given_up:
+            self._apply(tier, op)
+        self._residency.slots.unpin(op.slots)
+        if op.kind is OpKind.REMOVE:
+            tier.removing = False
+        if op.kind is not OpKind.CONTAINS:
+            self._eviction.enforce(tier)
 
     def _apply(self, tier: LowerTier, op: Op) -> None:
         if op.kind is OpKind.CONTAINS:

@@ -806,6 +806,17 @@ def test_a_restart_finds_what_is_there_without_asking_for_it() -> None:
     assert stack.look("r", run) == [PENDING] * 3
 
 
+def test_a_large_scan_is_taken_in_over_many_steps() -> None:
+    stack = stack_with(4, prefix("p", 2000))
+    stack.workers["disk"].run()
+    known = []
+    for _ in range(6):
+        known.append(len(stack.h._residency.directory))
+        stack.h.tick()
+    assert known == [0, 512, 1024, 1536, 2000, 2000]
+    assert stack.h.idle()
+
+
 def test_after_a_restart_the_oldest_goes_first_and_before_what_is_new() -> None:
     tier = DictTier(20 * CHUNK)
     old = [prefix(f"old{i:02}", 1) for i in range(16)]

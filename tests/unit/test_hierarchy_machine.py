@@ -29,7 +29,7 @@ from kvtiers.tiers.fs import FsTier
 from kvtiers.tiers.requests import Lookup
 from kvtiers.tiers.workers import Op, OpKind
 
-EXAMPLES = int(os.environ.get("KVTIERS_MACHINE_EXAMPLES", "80"))
+EXAMPLES = int(os.environ.get("KVTIERS_MACHINE_EXAMPLES", "60"))
 STEPS = int(os.environ.get("KVTIERS_MACHINE_STEPS", "60"))
 
 SLOTS = 12
@@ -402,7 +402,7 @@ class Machine(RuleBasedStateMachine):
         for workers in self.stack.workers.values():
             yield from workers.queued
             yield from workers.running
-        for _, op in self.h._done:
+        for _, op in [*self.h._done, *self.h._scanned]:
             yield op
 
     def ready_chunks_hold_their_bytes(self) -> None:
