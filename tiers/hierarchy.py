@@ -15,21 +15,21 @@ What holds at all times (checked by tests/unit/test_hierarchy_machine.py):
 - every op that was submitted comes back once, and takes its pins with it.
 
 The parts: ``residency`` (what is where), ``promotion`` (up), ``spill`` (down),
-``eviction`` (out). This module is what an engine calls.
+``eviction`` (out), ``copies`` (the engine's own). This module is what an engine calls.
 """
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from kvtiers.policies import ChunkId, Policy, PolicyRequest, Run, TierInfo
 from kvtiers.tiers.base import ChunkKey, Namespace, ReadOutcome, Tier, Usage, WriteOutcome
 from kvtiers.tiers.breaker import Breaker, BreakerState
+from kvtiers.tiers.copies import EngineCopies
 from kvtiers.tiers.cpu import CpuTier
 from kvtiers.tiers.directory import Chunk, State, runs_of
 from kvtiers.tiers.eviction import Eviction
@@ -101,11 +101,8 @@ class Hierarchy:
         self._spill = Spill(self._residency)
         self._eviction = Eviction(self._residency, self._spill)
         self._promotion = Promotion(self._residency, self._eviction, patience)
+        self._copies = EngineCopies(self._residency, self._eviction)
         self._requests: dict[str, RequestState] = {}
-        # Pins of the engine's own copies, by what ends them.
-        self._storing: dict[bytes, int] = {}
-        self._loading: dict[str, dict[bytes, int]] = {}
-        self._quarantine: list[int] = []
         for tier in self._lower:
             self._eviction.scan(tier)
 
@@ -213,17 +210,7 @@ class Hierarchy:
         A key that is not ready (it was, when the engine looked) gives -1, which
         the worker reports as a failed load.
         """
-        slots = self._loading.setdefault(request_id, {})
-        answer: list[int] = []
-        for key in keys:
-            chunk = self._residency.get(key)
-            ready = chunk is not None and chunk.state is State.READY
-            slot = chunk.slot if chunk is not None and ready else -1
-            if slot >= 0 and key not in slots:
-                self._residency.slots.pin(slot)
-                slots[key] = slot
-            answer.append(slot)
-        return answer
+        return self._copies.load(request_id, keys)
 
     def admitted(self, request_id: str, gpu_chunks: Mapping[int, int]) -> None:
         """The engine starts the request: count who served what, tell the policy.
@@ -236,7 +223,7 @@ class Hierarchy:
         request = self._requests.get(request_id)
         if request is None:
             return
-        loaded = self._loading.get(request_id, {})
+        loaded = self._copies.loading(request_id)
         for run in request.facts.runs:
             held = min(gpu_chunks.get(run.group, 0), len(run))
             if held:
@@ -283,7 +270,7 @@ class Hierarchy:
 
     def loaded(self, request_id: str) -> None:
         """The engine's copy to the GPU has ended, well or not."""
-        self._residency.slots.unpin(self._loading.pop(request_id, {}).values())
+        self._copies.loaded(request_id)
 
     def load_failed(self, request_id: str) -> None:
         """A load of the request failed: its chunks are dropped, and misses for it.
@@ -291,7 +278,7 @@ class Hierarchy:
         Without that the engine, which asks again, would load the same bytes for
         ever. ``loaded`` still follows.
         """
-        loading = self._loading.get(request_id, {})
+        loading = self._copies.loading(request_id)
         self.spoil(loading.values())
         request = self._requests.get(request_id)
         if request is not None:
@@ -320,73 +307,23 @@ class Hierarchy:
         for run in runs:
             admitted = self.policy.admit(run, CPU)
             self._residency.counts[CPU]["refused"] += len(run) - admitted
-            taken += self._reserve(run.head(admitted))
+            taken += self._copies.reserve(run.head(admitted))
         return taken
-
-    def _reserve(self, run: Run) -> list[tuple[bytes, int]]:
-        absent = [index for index, key in enumerate(run.chunks) if not self._in_arena(key)]
-        with self._kept(run):
-            room = self._eviction.make_room(len(absent))
-        self._residency.counts[CPU]["dropped"] += len(absent) - room
-        taken: list[tuple[bytes, int]] = []
-        for index in absent[:room]:
-            key = run.chunks[index]
-            parent = run.chunks[index - 1] if index else run.parent
-            assert isinstance(key, bytes)
-            assert parent is None or isinstance(parent, bytes)
-            chunk = self._residency.directory.ensure(key, run.start + index, run.group, parent)
-            self._storing[key] = self._residency.take_slot(chunk, State.FILLING)
-            taken.append((key, chunk.slot))
-        return taken
-
-    def _in_arena(self, key: ChunkId) -> bool:
-        chunk = self._residency.get(key)
-        # A spoiled store is absent, but its end is still to come.
-        return key in self._storing or (chunk is not None and chunk.state is not State.ABSENT)
-
-    @contextlib.contextmanager
-    def _kept(self, run: Run) -> Iterator[None]:
-        """Room for the tail of a run is not made by evicting its head."""
-        chunks = [self._residency.get(key) for key in run.chunks]
-        slots = [chunk.slot for chunk in chunks if chunk is not None and chunk.slot >= 0]
-        for slot in slots:
-            self._residency.slots.pin(slot)
-        yield
-        self._residency.slots.unpin(slots)
 
     def stored(self, keys: Iterable[bytes], success: bool = True) -> None:
         """The engine's copy into the arena has ended; what was not spoiled is readable now."""
-        ready: list[Chunk] = []
-        slots: list[int] = []
-        for key in keys:
-            slot = self._storing.pop(key, None)
-            if slot is None:
-                continue
-            slots.append(slot)
-            chunk = self._residency.slots.owner(slot)
-            if chunk is None:
-                continue
-            if success:
-                ready.append(chunk)
-            else:
-                self._residency.drop((chunk,))
-        self._residency.counts[CPU]["bytes_written"] += len(ready) * self._residency.chunk_bytes
-        for run in self._residency.ready(ready):
+        for run in self._copies.stored(keys, success):
             self._spill.write_through(run)
-        self._residency.slots.unpin(slots)
         for tier in self._lower:
             self._eviction.enforce(tier)
 
     def slots_of_stores(self, keys: Iterable[bytes]) -> list[int]:
         """Slots of stores under way."""
-        return [self._storing[key] for key in keys if key in self._storing]
+        return self._copies.slots_of_stores(keys)
 
     def spoil(self, slots: Iterable[int]) -> None:
         """The bytes in these slots can't be trusted: nobody will load them."""
-        owners = [self._residency.slots.owner(slot) for slot in set(slots) if slot >= 0]
-        bad = [chunk for chunk in owners if chunk is not None]
-        self._residency.counts[CPU]["failures"] += len(bad)
-        self._residency.drop(bad)
+        self._copies.spoil(slots)
 
     # Once per step ----------------------------------------------------------
 
@@ -564,17 +501,12 @@ class Hierarchy:
         for request in self._requests.values():
             self._expire(request)
             request.stores = False
-        self._quarantine += self._storing.values()
-        for slots in self._loading.values():
-            self._quarantine += slots.values()
-        self._storing.clear()
-        self._loading.clear()
+        self._copies.reset()
         self._residency.start_epoch(namespace)
 
     def flushed(self) -> None:
         """Every copy that was under way at the last reset has ended."""
-        self._residency.slots.unpin(self._quarantine)
-        self._quarantine.clear()
+        self._copies.flushed()
 
     def stats(self) -> list[TierStats]:
         """Figures of every tier, nearest to the GPU first; takes the counts."""

@@ -542,8 +542,8 @@ class Machine(RuleBasedStateMachine):
         promotion = self.h._promotion
         left = (promotion._wanting, promotion._waiters, promotion._holding, self.h._requests)
         assert not any(left)
-        assert not self.h._storing
-        assert not self.h._loading
+        assert not self.h._copies._storing
+        assert not self.h._copies._loading
         assert self.h.pinned() == 0
         assert self.h.idle()
         for tier in self.h._lower:
