@@ -6,7 +6,7 @@ import random
 import re
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from kvtiers.tools.server import ServerError, VllmServer
 
@@ -28,7 +28,8 @@ class Answer:
         prompt_tokens: length of the prompt, as the server counts it.
         cached_tokens: how many of them were not computed, as the server says.
         source: where most of those came from, in the words of vLLM's metric
-            ``prompt_tokens_cached_by_source``; ``COMPUTED`` if from nowhere.
+            ``prompt_tokens_cached_by_source``; ``COMPUTED`` if from nowhere, empty
+            if nobody looked.
 
     """
 
@@ -36,17 +37,29 @@ class Answer:
     ttft_s: float
     prompt_tokens: int
     cached_tokens: int
-    source: str
+    source: str = ""
 
 
 def ask(server: VllmServer, prompt: list[int], max_tokens: int) -> Answer:
-    """Send a prompt of token ids, greedy, and time it. Nothing else may run meanwhile.
+    """``complete``, and where its prefix came from. Nothing else may run meanwhile.
 
     Raises:
         ServerError: the server refuses, or ends the answer without usage.
 
     """
     before = cached_by_source(server.get("/metrics"))
+    answer = complete(server, prompt, max_tokens)
+    after = cached_by_source(server.get("/metrics"))
+    return replace(answer, source=main_source(before, after))
+
+
+def complete(server: VllmServer, prompt: list[int], max_tokens: int) -> Answer:
+    """Send a prompt of token ids, greedy, and time it. Any number may run at once.
+
+    Raises:
+        ServerError: the server refuses, or ends the answer without usage.
+
+    """
     body = {
         "model": server.model,
         "prompt": prompt,
@@ -64,14 +77,8 @@ def ask(server: VllmServer, prompt: list[int], max_tokens: int) -> Answer:
         usage = event.get("usage") or usage
     if ttft is None or usage is None:
         raise ServerError("The server ended its answer without a token or without usage.")
-    after = cached_by_source(server.get("/metrics"))
-    return Answer(
-        text,
-        ttft,
-        usage["prompt_tokens"],
-        (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0,
-        main_source(before, after),
-    )
+    cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
+    return Answer(text, ttft, usage["prompt_tokens"], cached)
 
 
 def cached_by_source(metrics: str) -> dict[str, float]:

@@ -1,0 +1,1 @@
+"""Measures kvtiers against vLLM's own tiering, by scripts that anyone can run again."""

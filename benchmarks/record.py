@@ -1,0 +1,172 @@
+"""What a run of the benchmark measured, raw, and what follows from it."""
+
+from __future__ import annotations
+
+import json
+import math
+import statistics
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+OURS, RIVAL = "kvtiers", "vllm-tiering"
+
+
+@dataclass(frozen=True)
+class Setup:
+    """Where and how it was measured. Nothing here names a machine or a path."""
+
+    date: str
+    cpu: str
+    cores: int
+    vllm: str
+    kvtiers: str
+    model: str
+    dtype: str
+    block_size: int
+    rest: int
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One step of one turn of one system.
+
+    Attributes:
+        scenario: "single", one request at a time, or "load", all of them at once.
+        system: ``OURS`` or ``RIVAL``.
+        turn: counted from 0; both systems have one of each number.
+        step: single: cold, gpu, cpu, fs; load: cold, and fs-whole or fs-quarter by
+            the share of the distinct chunks that the arena holds.
+        tokens: of each prompt that tiers can hold; ``Setup.rest`` more are computed.
+        ttft_s: seconds to the first token, one per prompt.
+        cached_tokens: how many were not computed, one per prompt.
+        source: where most of them came from, in vLLM's words; "" if nobody looked.
+
+    """
+
+    scenario: str
+    system: str
+    turn: int
+    step: str
+    tokens: int
+    ttft_s: Sequence[float]
+    cached_tokens: Sequence[int]
+    source: str = ""
+
+    @property
+    def loaded(self) -> int:
+        """How many prompts had all of their chunks loaded, and none computed."""
+        return sum(cached >= self.tokens for cached in self.cached_tokens)
+
+
+@dataclass
+class Record:
+    """A run: its setup and its samples, in the order in which they were measured."""
+
+    setup: Setup
+    samples: list[Sample] = field(default_factory=list)
+
+    def save(self, path: Path) -> None:
+        """Write it as JSON, times rounded to a tenth of a millisecond."""
+        rounded = [
+            {**asdict(sample), "ttft_s": [round(seconds, 4) for seconds in sample.ttft_s]}
+            for sample in self.samples
+        ]
+        lines = ",\n  ".join(json.dumps(sample) for sample in rounded)
+        setup = json.dumps(asdict(self.setup))
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(f'{{"setup": {setup},\n "samples": [\n  {lines}\n]}}\n')
+
+    @classmethod
+    def load(cls, path: Path) -> Record:
+        """Read what ``save`` wrote."""
+        data = json.loads(path.read_text())
+        return cls(Setup(**data["setup"]), [Sample(**sample) for sample in data["samples"]])
+
+
+@dataclass(frozen=True)
+class Spread:
+    """A median over turns, and the least and the most."""
+
+    middle: float
+    low: float
+    high: float
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> Spread:
+        return cls(statistics.median(values), min(values), max(values))
+
+
+@dataclass(frozen=True)
+class Row:
+    """Both systems in one step.
+
+    Attributes:
+        scenario, step, tokens: as in ``Sample``.
+        seconds: by system; of each turn the ``statistic`` of its prompts.
+        ratio: kvtiers' seconds over the rival's, turn by turn: below 1, kvtiers is
+            faster. None if one of them has no turn.
+        loaded: by system, prompts of a turn that were loaded whole.
+        prompts: in a turn.
+
+    """
+
+    scenario: str
+    step: str
+    tokens: int
+    seconds: dict[str, Spread]
+    ratio: Spread | None
+    loaded: dict[str, Spread]
+    prompts: int
+
+
+def median(values: Sequence[float]) -> float:
+    """The median of a turn's prompts."""
+    return statistics.median(values)
+
+
+def p99(values: Sequence[float]) -> float:
+    """The 99th percentile by nearest rank: of fewer than a hundred, the slowest."""
+    return sorted(values)[math.ceil(0.99 * len(values)) - 1]
+
+
+def rows(
+    samples: Sequence[Sample], scenario: str, statistic: Callable[[Sequence[float]], float]
+) -> Iterator[Row]:
+    """Summarise a scenario, step by step in the order in which they were measured."""
+    chosen = [sample for sample in samples if sample.scenario == scenario]
+    for tokens, step in dict.fromkeys((sample.tokens, sample.step) for sample in chosen):
+        turns: dict[str, dict[int, Sample]] = {OURS: {}, RIVAL: {}}
+        for sample in chosen:
+            if (sample.tokens, sample.step) == (tokens, step):
+                turns[sample.system][sample.turn] = sample
+        yield _row(scenario, step, tokens, turns, statistic)
+
+
+def _row(
+    scenario: str,
+    step: str,
+    tokens: int,
+    turns: dict[str, dict[int, Sample]],
+    statistic: Callable[[Sequence[float]], float],
+) -> Row:
+    measured = {system: by_turn for system, by_turn in turns.items() if by_turn}
+    seconds = {
+        system: {turn: statistic(sample.ttft_s) for turn, sample in by_turn.items()}
+        for system, by_turn in measured.items()
+    }
+    both = turns[OURS].keys() & turns[RIVAL].keys()
+    ratios = [seconds[OURS][turn] / seconds[RIVAL][turn] for turn in both]
+    any_turn = next(iter(next(iter(measured.values())).values()))
+    return Row(
+        scenario,
+        step,
+        tokens,
+        {system: Spread.of(list(of_turn.values())) for system, of_turn in seconds.items()},
+        Spread.of(ratios) if ratios else None,
+        {
+            system: Spread.of([sample.loaded for sample in by_turn.values()])
+            for system, by_turn in measured.items()
+        },
+        len(any_turn.ttft_s),
+    )

