@@ -22,7 +22,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
 # Payload buffers start on this boundary and their length is a multiple of it, so
 # that O_DIRECT can read into them and write from them.
@@ -145,8 +145,8 @@ class TierConfig(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     type: str
-    deadline: float = 5.0
-    threads: int = 4
+    deadline: float = Field(default=5.0, gt=0)
+    threads: int = Field(default=4, ge=1)
 
 
 class Tier(ABC):

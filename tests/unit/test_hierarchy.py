@@ -24,7 +24,7 @@ from hierarchy_kit import (
 )
 from kvtiers.policies import PolicyRequest, Run
 from kvtiers.policies.lru import LruPolicy
-from kvtiers.tiers import ChunkKey, Namespace, ReadOutcome, WriteOutcome
+from kvtiers.tiers import ChunkKey, Namespace, ReadOutcome, TierConfig, WriteOutcome
 from kvtiers.tiers.breaker import BreakerState
 from kvtiers.tiers.cpu import CpuTier
 from kvtiers.tiers.hierarchy import Hierarchy
@@ -995,6 +995,12 @@ def test_a_load_is_served_while_every_store_hangs() -> None:
     until(h.idle, h)
     assert len(tier.chunks) == 10
     h.close()
+
+
+@pytest.mark.parametrize(("option", "value"), [("threads", 0), ("deadline", 0.0)])
+def test_a_tier_without_threads_or_time_is_refused(option: str, value: float) -> None:
+    with pytest.raises(ValueError, match=option):
+        TierConfig.model_validate({"type": "dict", option: value})
 
 
 def test_close_lets_stores_end() -> None:

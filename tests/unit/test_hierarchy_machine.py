@@ -148,6 +148,9 @@ class Machine(RuleBasedStateMachine):
             assert -1 not in slots, "a chunk that was a hit in this step can't be loaded"
             self.loads[name] = dict(zip(keys, slots, strict=True))
         self.h.admitted(name, {})
+        state = self.h._requests[name]
+        waits = state.held or state.awaited or state.wanted
+        assert not waits, "it started, and still waits"
 
     def lookup(self, name: str, request: Request) -> list[bytes] | None:
         """What vLLM would load; None if it has to ask again."""
@@ -299,6 +302,8 @@ class Machine(RuleBasedStateMachine):
     @rule()
     def tick(self) -> None:
         self.h.tick()
+        for request in self.h._requests.values():
+            assert not request.held or request.hold_until > self.clock(), "held for ever"
 
     @rule(seconds=st.sampled_from([0.01, 0.1, 0.5, 1.1, 2.6, 5.1, 70.0]))
     def time_passes(self, seconds: float) -> None:
