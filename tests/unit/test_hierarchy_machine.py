@@ -84,6 +84,8 @@ class Machine(RuleBasedStateMachine):
         self.jobs: list[Job] = []
         # The engine's copies from before a reset: (slot, writes).
         self.stale: list[tuple[int, bool]] = []
+        # Slots whose chunk a failed load has dropped, though others use them.
+        self.dropped: set[int] = set()
         self.serial = 0
         self.epoch = 0
         # Checks since the last reset: one after the other would meet little to reset.
@@ -205,6 +207,7 @@ class Machine(RuleBasedStateMachine):
     def end_load(self, data: st.DataObject, fails: bool) -> None:
         name = data.draw(st.sampled_from(sorted(self.loads)))
         if fails:
+            self.dropped |= set(self.loads[name].values())
             self.h.load_failed(name)
         loaded = self.loads.pop(name)
         self.h.loaded(name)
@@ -398,6 +401,7 @@ class Machine(RuleBasedStateMachine):
         self.every_slot_has_one_place()
         self.pins_are_counted()
         self.used_slots_are_not_given_away()
+        self.pinned_chunks_are_not_evicted()
         self.one_read_a_chunk()
         self.everybody_agrees_on_what_is_where()
         self.capacities_hold()
@@ -474,6 +478,16 @@ class Machine(RuleBasedStateMachine):
             for k, slot in zip(op.keys, op.slots, strict=False):
                 chunk = owner(slot)
                 assert chunk is None or (chunk.key == k.hash and op.epoch == self.epoch)
+
+    def pinned_chunks_are_not_evicted(self) -> None:
+        owner = self.h._residency.slots.owner
+        used = {slot for load in self.loads.values() for slot in load.values()}
+        used |= {slot for request in self.h._requests.values() for slot in request.held}
+        for op in self.ops():
+            if op.kind is OpKind.WRITE and op.epoch == self.epoch:
+                used |= set(op.slots)
+        self.dropped = {slot for slot in self.dropped & used if owner(slot) is None}
+        assert {slot for slot in used if owner(slot) is None} == self.dropped
 
     def one_read_a_chunk(self) -> None:
         reads = Counter(
