@@ -55,9 +55,10 @@ def smollm2_passage(smollm2: Path, tmp_path_factory: pytest.TempPathFactory) -> 
         smollm2,
         models.texts(smollm2, 20),
         tmp_path_factory.mktemp("smollm2") / "fs",
-        # All of them at once: 6 MiB a chunk, up to five chunks a prompt.
+        # All of them at once: 6 MiB a chunk, up to four chunks a prompt.
         arena="512MiB",
         blocks=32,
+        max_tokens=8,
     )
 
 

@@ -84,8 +84,8 @@ def pass_through(
         cpu=from_cpu,
         fs=from_fs,
         files=file_digests(root),
-        # The last token is computed in any case: its output is asked for.
-        cacheable=[(len(prompt) - 1) // chunk * chunk for prompt in prompts],
+        # Of a prompt that ends with a chunk too, though its last token is computed once more.
+        cacheable=[len(prompt) // chunk * chunk for prompt in prompts],
     )
 
 
