@@ -1,6 +1,7 @@
 # make demo   a real vLLM server with kvtiers: cold, GPU, CPU and filesystem hits, timed
 # make test   all tests
 # make check  format, lint, types
+# make bench  kvtiers and vLLM's own tiering in turns; writes the README's numbers
 SHELL := /bin/sh
 BIN := .venv/bin
 INSTALLED := .venv/.kvtiers-installed
@@ -9,7 +10,7 @@ PACKAGES := connector tiers policies tools
 # finds; a folder of links with the packages' real names it sees.
 LINKS := .cache/mypy-path/kvtiers
 
-.PHONY: install demo check test test-unit clean
+.PHONY: install demo check test test-unit bench clean
 
 install: $(INSTALLED)
 
@@ -34,6 +35,11 @@ test-unit: $(INSTALLED)
 test: test-unit
 	$(BIN)/python -m pytest tests -m contract
 	$(BIN)/python -m pytest tests -m e2e
+
+bench: $(INSTALLED)
+	$(BIN)/python -m benchmarks.ttft --json benchmarks/results/ttft.json $(ARGS)
+	$(BIN)/kvtiers demo --json benchmarks/results/demo.json
+	$(BIN)/python -m benchmarks.report
 
 clean:
 	rm -rf .venv .cache build dist *.egg-info

@@ -1,0 +1,171 @@
+"""Writes the README's numbers from what was measured, so that nobody types them.
+
+    python -m benchmarks.report
+
+Reads ``results/ttft.json`` (``benchmarks.ttft --json``) and ``results/demo.json``
+(``kvtiers demo --json``). What was not measured is left out.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.record import OURS, RIVAL, Record, Setup, Spread, median, p99, rows
+
+ROOT = Path(__file__).parent.parent
+RESULTS = ROOT / "benchmarks" / "results"
+_BEGIN, _END = "<!-- numbers:begin -->", "<!-- numbers:end -->"
+_STEPS = {
+    "cold": "cold",
+    "gpu": "GPU",
+    "cpu": "CPU tier, after a GPU reset",
+    "fs": "filesystem tier, after a restart",
+    "fs-whole": "filesystem, the arena holds all",
+    "fs-quarter": "filesystem, the arena holds a quarter",
+}
+
+
+def section(results: Path = RESULTS) -> str:
+    """The text between the markers, from the files in ``results``."""
+    parts: list[str] = []
+    ttft, demo = results / "ttft.json", results / "demo.json"
+    if ttft.exists():
+        parts += _comparison(Record.load(ttft))
+    if demo.exists():
+        parts += _demo(json.loads(demo.read_text()))
+    return "\n\n".join(parts)
+
+
+def put(readme: str, text: str) -> str:
+    """The README with ``text`` between its markers.
+
+    Raises:
+        ValueError: the markers are not there.
+
+    """
+    head, begin, rest = readme.partition(_BEGIN + "\n")
+    _, end, tail = rest.partition(_END)
+    if not begin or not end:
+        raise ValueError(f"The README lacks the lines {_BEGIN} and {_END}.")
+    return head + begin + (text + "\n" if text else "") + end + tail
+
+
+def _comparison(record: Record) -> Iterator[str]:
+    yield _preamble(record.setup)
+    if alone := list(_alone(record)):
+        yield (
+            "**One request at a time.** Time to the first token in seconds; prompts of whole "
+            f"chunks and {record.setup.rest} tokens more, which are always computed; "
+            f"{_counts(record, 'single')}."
+        )
+        yield _table(("prompt", "source", "kvtiers", "vLLM's tiering", "ratio"), alone)
+    if together := list(_together(record)):
+        yield (
+            f"**All at once.** Requests in flight: {_prompts(record, 'load')}, half of them on two "
+            f"shared heads; {_counts(record, 'load')}. P99 is the slowest request. *Loaded*: "
+            "requests that computed none of their chunks."
+        )
+        heads = ("source", "system", "median", "P99", "loaded")
+        yield _table(heads, together)
+
+
+def _preamble(setup: Setup) -> str:
+    return (
+        f"Measured on {setup.date} with `make bench`: {setup.cores} cores ({setup.cpu}), no GPU, "
+        f"vLLM {setup.vllm}, {setup.model} in {setup.dtype}, blocks of {setup.block_size} tokens. "
+        "The rival is vLLM's own `TieringOffloadingSpec` with the same copy worker as kvtiers, "
+        "since it has none for CPUs. Both ran in turns, on fresh servers; the spread over the "
+        "turns is in brackets, and a ratio below 1 says that kvtiers was faster."
+    )
+
+
+def _alone(record: Record) -> Iterator[Sequence[str]]:
+    for row in rows(record.samples, "single", median):
+        times = [_seconds(row.seconds.get(system)) for system in (OURS, RIVAL)]
+        yield (f"{row.tokens:,}", _STEPS[row.step], *times, _ratio(row.ratio))
+
+
+def _together(record: Record) -> Iterator[Sequence[str]]:
+    middles = rows(record.samples, "load", median)
+    worst = rows(record.samples, "load", p99)
+    for middle, slowest in zip(middles, worst, strict=True):
+        for system, title in ((OURS, "kvtiers"), (RIVAL, "vLLM's tiering")):
+            if system in middle.seconds:
+                yield (
+                    _STEPS[middle.step],
+                    title,
+                    _seconds(middle.seconds[system]),
+                    _seconds(slowest.seconds[system]),
+                    f"{_spread(middle.loaded[system], '{:.0f}')} of {middle.prompts}",
+                )
+
+
+def _demo(result: dict[str, Any]) -> Iterator[str]:
+    same = "the same" if result["answers_match"] else "NOT the same"
+    yield (
+        f"**`make demo`**, float32, {result['prompt_tokens']:,} tokens a prompt; the answers of "
+        f"all steps were {same}."
+    )
+    cold = result["steps"][0]["ttft_s"]
+    lines = [
+        (
+            _STEPS[step["name"]],
+            f"{step['ttft_s']:.3f}",
+            f"{step['cached_tokens']:,}",
+            f"{cold / step['ttft_s']:.1f}x",
+        )
+        for step in result["steps"]
+    ]
+    yield _table(("source", "seconds to first token", "tokens loaded", "speed-up"), lines)
+
+
+def _counts(record: Record, scenario: str) -> str:
+    turns = {sample.turn for sample in record.samples if sample.scenario == scenario}
+    count = f"{len(turns)} turn" + ("s" if len(turns) > 1 else "")
+    if scenario == "single":
+        return f"medians of {_prompts(record, scenario)} prompts, then of {count}"
+    return f"{_tokens(record, scenario)} tokens each; medians of {count}"
+
+
+def _prompts(record: Record, scenario: str) -> int:
+    return next(len(s.ttft_s) for s in record.samples if s.scenario == scenario)
+
+
+def _tokens(record: Record, scenario: str) -> str:
+    lengths = {sample.tokens for sample in record.samples if sample.scenario == scenario}
+    return " and ".join(f"{tokens:,}" for tokens in sorted(lengths))
+
+
+def _seconds(spread: Spread | None) -> str:
+    return "" if spread is None else _spread(spread, "{:.3f}")
+
+
+def _ratio(spread: Spread | None) -> str:
+    return "" if spread is None else _spread(spread, "{:.2f}")
+
+
+def _spread(spread: Spread, form: str) -> str:
+    middle, low, high = (form.format(value) for value in (spread.middle, spread.low, spread.high))
+    return middle if low == high else f"{middle} ({low} to {high})"
+
+
+def _table(heads: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
+    aligned = ["---:" if re.match(r"[\d.]", cell) else "---" for cell in next(iter(lines))]
+    rendered = [heads, aligned, *lines]
+    return "\n".join("| " + " | ".join(line) + " |" for line in rendered)
+
+
+def main() -> int:
+    """Update the README."""
+    readme = ROOT / "README.md"
+    readme.write_text(put(readme.read_text(), section()))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
