@@ -8,7 +8,6 @@ from pathlib import Path
 from engine import Engine, cpu
 from models import WINDOW, prompts
 from passage import Passage, assert_nothing_cached, assert_served_by, pass_through
-from vllm.v1.kv_offload.base import OffloadKey, get_offload_group_idx
 
 
 def test_answers_are_the_same_through_each_tier(gemma3_passage: Passage) -> None:
@@ -30,7 +29,8 @@ def test_only_the_window_of_a_sliding_group_is_loaded(gemma3: Path) -> None:
         assert engine.ask(prompt).cached == 896
         # Seven chunks of full attention, and for each other layer the window's two.
         assert engine.counts("cpu")["hits"] == 7 + 3 * 2
-        stored = Counter(get_offload_group_idx(OffloadKey(key)) for key in engine.arena())
+        # A key ends with its group.
+        stored = Counter(key[-4:] for key in engine.arena())
     assert sorted(stored.values()) == [4, 4, 4, 7], "the arena has the first window too"
 
 

@@ -13,8 +13,8 @@ from models import prompts
 
 _PROMPTS = prompts(6, 380)
 _OUTPUT = 160
-# Six prompts of three blocks fit in part, and none of them fits with its answer
-# beside two others: vLLM preempts.
+# Three prompts of three blocks fit, but not when they have grown to five blocks
+# each: vLLM preempts.
 _BLOCKS = 12
 
 
@@ -33,7 +33,7 @@ def alone(llama: Path) -> list[tuple[int, ...]]:
 def test_answers_are_the_same_when_requests_are_preempted(
     llama: Path, tmp_path: Path, alone: list[tuple[int, ...]], prompts_only: bool, arena: str
 ) -> None:
-    """With an arena of four chunks, fewer than one request has, and with one for all."""
+    """With an arena of four chunks, a third of what the prompts have, and with one for all."""
     extra = {"offload_prompt_only": prompts_only}
     with Engine(llama, [cpu(arena), fs(tmp_path)], blocks=_BLOCKS, extra=extra) as engine:
         first = engine.ask_all(_PROMPTS, _OUTPUT)

@@ -1,0 +1,65 @@
+"""A real OpenAI server with the connector on its defaults, and a home of its own."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from kvtiers.tools.server import VllmServer
+
+CONNECTOR = {"kv_connector": "TieredKVConnector", "kv_role": "kv_both"}
+"""All that a user has to write."""
+
+
+def server(model: Path, home: Path, *, connector: bool = True) -> VllmServer:
+    """A server that has not been started. Its filesystem tier lies in ``default_root(home)``."""
+    arguments = [
+        *("--dtype", "float32", "--enforce-eager", "--max-model-len", "2048"),
+        *("--num-gpu-blocks-override", "64", "--enable-prompt-tokens-details"),
+        *("--shutdown-timeout", "30"),
+    ]
+    if connector:
+        arguments += ["--kv-transfer-config", json.dumps(CONNECTOR)]
+    home.mkdir(exist_ok=True)
+    return VllmServer(
+        str(model),
+        home / "vllm.log",
+        arguments,
+        {"HOME": str(home), "XDG_CACHE_HOME": str(home / ".cache"), "VLLM_CPU_KVCACHE_SPACE": "1"},
+        start_timeout=240,
+    )
+
+
+def default_root(home: Path) -> Path:
+    """Where the filesystem tier lies when nothing says otherwise."""
+    return home / ".cache" / "kvtiers"
+
+
+def metric(server: VllmServer, name: str, tier: str) -> float | None:
+    """A figure of the connector on vLLM's ``/metrics``, None if it is not there."""
+    pattern = rf'^vllm:kvtiers_tier_{name}\{{[^}}]*\btier="{tier}"[^}}]*\}} (\S+)$'
+    found = re.findall(pattern, server.get("/metrics"), re.MULTILINE)
+    return sum(map(float, found)) if found else None
+
+
+def wait_for_metric(
+    server: VllmServer, name: str, tier: str, right: Callable[[float], bool], seconds: float = 60
+) -> float:
+    """Until the figure is right. vLLM publishes figures as it steps, so it is kept stepping."""
+    deadline = time.monotonic() + seconds
+    while (value := metric(server, name, tier)) is None or not right(value):
+        assert time.monotonic() < deadline, f"{name} of {tier} is {value}"
+        # Less than a block, so that it stores and finds nothing.
+        complete(server, [1, 2, 3])
+        time.sleep(0.2)
+    return value
+
+
+def complete(server: VllmServer, prompt: list[int], max_tokens: int = 1) -> str:
+    """The text of a greedy answer."""
+    body = {"model": server.model, "prompt": prompt, "max_tokens": max_tokens, "temperature": 0}
+    answer = server.post("/v1/completions", {**body, "ignore_eos": True})
+    return str(answer["choices"][0]["text"])
