@@ -21,6 +21,7 @@ from kvtiers.connector.spec import CONTEXT, Context, TieredOffloadingSpec
 from kvtiers.connector.transfer import TieredWorkerMetadata, WorkerReport
 from kvtiers.policies import PolicyRequest
 from kvtiers.tiers import Usage
+from vllm.config import get_current_vllm_config_or_none
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorHandshakeMetadata,
     KVConnectorRole,
@@ -52,6 +53,7 @@ class TieredKVConnector(OffloadingConnector):  # type: ignore[misc]  # vLLM is u
         compat.check()
         loaded = load(vllm_config.kv_transfer_config.kv_connector_extra_config, os.environ)
         _check_engine(vllm_config)
+        _check_nesting(vllm_config)
         # Read by the scheduler right after it has made its connector. The default
         # ("fail") ends a request with an empty answer when a load fails.
         vllm_config.kv_transfer_config.kv_load_failure_policy = "recompute"
@@ -148,7 +150,8 @@ class TieredKVConnector(OffloadingConnector):  # type: ignore[misc]  # vLLM is u
         self, request: Any, num_computed_tokens: int
     ) -> tuple[int | None, bool]:
         """How many tokens can be loaded; None while tiers have not answered."""
-        self._manager.looking(request.request_id)
+        if not self._manager.looking(request.request_id):
+            return None, False
         return super().get_num_new_matched_tokens(request, num_computed_tokens)  # type: ignore[no-any-return]
 
     def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
@@ -309,6 +312,30 @@ def _check_engine(vllm_config: Any) -> None:
                 f"This engine spans {nodes} nodes, and kvtiers' arena is memory of one host. Run "
                 "one engine per node (data parallelism), or remove TieredKVConnector from "
                 "--kv-transfer-config."
+            ]
+        )
+
+
+def _check_nesting(vllm_config: Any) -> None:
+    """Under MultiConnector the scheduler reads a policy that a connector inside can't set.
+
+    Seen by the workers only, since vLLM's configuration is at hand where they start.
+
+    Raises:
+        ConfigError: it would end a request whose load failed.
+
+    """
+    outer = getattr(get_current_vllm_config_or_none(), "kv_transfer_config", None)
+    if outer is None or outer is vllm_config.kv_transfer_config:
+        return
+    if outer.kv_load_failure_policy != "recompute":
+        raise ConfigError(
+            [
+                f"kv_load_failure_policy is {outer.kv_load_failure_policy!r}, so vLLM would end "
+                "a request with an empty answer whenever a load fails. kvtiers sets it to "
+                f"'recompute' by itself, but cannot do so inside {outer.kv_connector}: write "
+                f'"kv_load_failure_policy": "recompute" beside "kv_connector": '
+                f'"{outer.kv_connector}" in --kv-transfer-config.'
             ]
         )
 

@@ -16,6 +16,7 @@ import torch
 from kvtiers.connector.layout import RowLayout, TensorPlace, arena_bytes
 from kvtiers.connector.strided import BoundPiece, Ids, Piece, fold, page_runs
 from kvtiers.tiers.arena import Arena
+from kvtiers.tiers.populate import Populator
 from numpy.typing import NDArray
 from vllm.v1.kv_offload.base import (
     BlockIDsLoadStoreSpec,
@@ -38,6 +39,7 @@ class CpuCopyWorker(OffloadingWorker):  # type: ignore[misc]  # vLLM is untyped
         kv_caches: this rank's KV cache, in CPU memory.
         layout: where its bytes go in a row.
         arena: at least ``layout.row_bytes`` per slot. Not closed by ``shutdown``.
+        populator: told of the slots that are used, and closed by ``shutdown``.
 
     Raises:
         ValueError: the cache is not in CPU memory, or the arena's slots are too
@@ -46,7 +48,13 @@ class CpuCopyWorker(OffloadingWorker):  # type: ignore[misc]  # vLLM is untyped
 
     """
 
-    def __init__(self, kv_caches: CanonicalKVCaches, layout: RowLayout, arena: Arena) -> None:
+    def __init__(
+        self,
+        kv_caches: CanonicalKVCaches,
+        layout: RowLayout,
+        arena: Arena,
+        populator: Populator | None = None,
+    ) -> None:
         memory = arena_bytes(arena, layout)
         tensors = [_as_pages(tensor) for tensor in kv_caches.tensors]
         self._blocks_per_chunk = layout.blocks_per_chunk
@@ -69,6 +77,7 @@ class CpuCopyWorker(OffloadingWorker):  # type: ignore[misc]  # vLLM is untyped
             for refs in kv_caches.group_data_refs
         ]
         self._finished: list[TransferResult] = []
+        self._populator = populator
 
     def submit_store(
         self, job_id: int, src_spec: GPULoadStoreSpec, dst_spec: BlockIDsLoadStoreSpec
@@ -113,6 +122,8 @@ class CpuCopyWorker(OffloadingWorker):  # type: ignore[misc]  # vLLM is untyped
 
     def shutdown(self) -> None:
         """Let go of the KV cache and the arena; every later job is an error."""
+        if self._populator is not None:
+            self._populator.close()
         self._groups = []
         self._owners = []
 
@@ -131,6 +142,8 @@ class CpuCopyWorker(OffloadingWorker):  # type: ignore[misc]  # vLLM is untyped
             )
         _check_ids("block", gpu.block_ids, self._num_blocks)
         _check_ids("arena slot", host.block_ids, self._slots)
+        if self._populator is not None and len(host.block_ids):
+            self._populator.expect(int(host.block_ids.max()))
         pairs = pair_pages(gpu, host, self._blocks_per_chunk)
         return [(group, *pair) for group, pair in zip(self._groups, pairs, strict=True)]
 

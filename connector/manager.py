@@ -133,9 +133,13 @@ class TieredOffloadingManager(OffloadingManager):  # type: ignore[misc]  # vLLM 
         beyond = [run.tail(min(len(run), gpu_chunks.get(run.group, 0))) for run in facts.runs]
         self.hierarchy.begin(facts, beyond, known.windowed)
 
-    def looking(self, request_id: str) -> None:
-        """The scheduler considers the request: its next admission is to be counted."""
+    def looking(self, request_id: str) -> bool:
+        """The scheduler considers the request: its next admission is to be counted.
+
+        Returns False if it has to wait, so that there is no use in looking.
+        """
         self._looked.add(request_id)
+        return not self.hierarchy.waits(request_id)
 
     def admitted(self, request_id: str, gpu_chunks: Mapping[int, int]) -> None:
         """The scheduler starts the request, with or without a load.

@@ -14,6 +14,7 @@ from kvtiers.connector.transfer import WorkerReport
 from kvtiers.connector.worker import TieredWorker
 from kvtiers.tiers.arena import Arena
 from kvtiers.tiers.cpu import make_arena
+from kvtiers.tiers.populate import Populator
 from vllm.platforms import current_platform
 from vllm.v1.kv_offload.base import (
     CanonicalKVCaches,
@@ -107,7 +108,7 @@ class TieredOffloadingSpec(OffloadingSpec):  # type: ignore[misc]  # vLLM is unt
             return create_device_worker(kv_caches, layout, arena)
         from kvtiers.connector.copy_cpu import CpuCopyWorker
 
-        return CpuCopyWorker(kv_caches, layout, arena)
+        return CpuCopyWorker(kv_caches, layout, arena, Populator(arena))
 
 
 def _untouched_bytes(kv_caches: CanonicalKVCaches) -> int:

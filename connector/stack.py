@@ -18,6 +18,7 @@ from kvtiers.tiers import TIERS, Namespace, Tier, TierConfigError, Usage
 from kvtiers.tiers.arena import Arena
 from kvtiers.tiers.cpu import CpuTier
 from kvtiers.tiers.hierarchy import Hierarchy
+from kvtiers.tiers.populate import Populator
 from kvtiers.tiers.residency import GPU
 from vllm.v1.kv_offload.config import OffloadingConfig
 
@@ -46,10 +47,9 @@ def build_hierarchy(
 
     """
     arena = Arena.attach(report.arena)
-    arena.populate_in_background()
     chunk_bytes = arena.slot_bytes
     capacity = CpuTier.Config(capacity=arena.nbytes)
-    cpu = CpuTier(capacity, chunk_bytes, arena)
+    cpu = CpuTier(capacity, chunk_bytes, arena, Populator(arena))
     namespace, private = _namespace(offloading, context, report)
     lower: dict[str, Tier] = {}
     for index, spec in enumerate(context.loaded.config.tiers[1:], start=1):

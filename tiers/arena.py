@@ -12,15 +12,12 @@ import ctypes
 import fcntl
 import mmap
 import os
-import threading
 from dataclasses import dataclass
 
 from kvtiers.tiers.base import ALIGNMENT
 
 # Linux 5.14; Python's mmap module has no name for it before 3.14.
 _MADV_POPULATE_WRITE = 23
-# Per call: little, so that closing need not wait for long.
-_POPULATE_BYTES = 16 * 1024 * 1024
 # mmap.madvise() holds the interpreter lock for the seconds that this can take.
 _madvise = ctypes.CDLL(None, use_errno=True).madvise
 _madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
@@ -53,8 +50,6 @@ class Arena:
         self.slot_bytes = handle.slot_bytes
         self._fd = fd
         self._mmap = mmap.mmap(fd, self.slots * self.slot_bytes)
-        self._closed = threading.Event()
-        self._populating: threading.Thread | None = None
         self.memory = memoryview(self._mmap)
 
     @classmethod
@@ -123,29 +118,8 @@ class Arena:
         )
         return bool(_madvise(ctypes.addressof(view), len(view), _MADV_POPULATE_WRITE) == 0)
 
-    def populate_in_background(self) -> None:
-        """Back all slots with memory, low ones first, on a thread of its own.
-
-        A first touch costs 20 to 50 times the copy itself where a hypervisor must
-        find the page, and requests would pay for it. Each process that uses the
-        arena should do it: the first finds the pages, the others map them.
-        """
-        self._populating = threading.Thread(
-            target=self._populate_all, name="kvtiers-populate", daemon=True
-        )
-        self._populating.start()
-
-    def _populate_all(self) -> None:
-        step = max(1, _POPULATE_BYTES // self.slot_bytes)
-        for first in range(0, self.slots, step):
-            if self._closed.is_set() or not self.populate(first, step):
-                return
-
     def close(self) -> None:
         """Unmap. Views that others still hold keep the memory until they are gone."""
-        self._closed.set()
-        if self._populating is not None:
-            self._populating.join()
         with contextlib.suppress(BufferError):
             self.memory.release()
             self._mmap.close()

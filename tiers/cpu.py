@@ -18,6 +18,7 @@ from kvtiers.tiers.base import (
     Usage,
     WriteOutcome,
 )
+from kvtiers.tiers.populate import Populator
 
 
 class CpuTier(Tier):
@@ -32,6 +33,7 @@ class CpuTier(Tier):
         config: ``capacity`` in bytes must hold at least one chunk.
         payload_bytes: size of a slot.
         arena: an arena to use instead of making one.
+        populator: told of the slots that are used, if the arena has one.
 
     """
 
@@ -48,9 +50,16 @@ class CpuTier(Tier):
 
     config: Config
 
-    def __init__(self, config: Config, payload_bytes: int, arena: Arena | None = None) -> None:
+    def __init__(
+        self,
+        config: Config,
+        payload_bytes: int,
+        arena: Arena | None = None,
+        populator: Populator | None = None,
+    ) -> None:
         super().__init__(config, payload_bytes)
         self.arena = arena if arena is not None else make_arena(config.capacity, payload_bytes)
+        self._populator = populator
         # Popped from the end: low slots first, which are populated first.
         self._free = list(range(self.arena.slots - 1, -1, -1))
         self._slots: dict[ChunkKey, int] = {}
@@ -67,7 +76,10 @@ class CpuTier(Tier):
 
     def take(self) -> int:
         """A free slot. Raises IndexError if there is none."""
-        return self._free.pop()
+        slot = self._free.pop()
+        if self._populator is not None:
+            self._populator.expect(slot)
+        return slot
 
     def give(self, slot: int) -> None:
         """Return a slot that nobody reads or writes any more."""
@@ -146,6 +158,8 @@ class CpuTier(Tier):
 
     def close(self) -> None:
         """See ``Tier.close``."""
+        if self._populator is not None:
+            self._populator.close()
         self.arena.close()
 
 

@@ -171,6 +171,25 @@ class Hierarchy:
         self._ask(request, [key for run in ask for key in run.chunks])
         self._plan(request)
 
+    def waits(self, request_id: str) -> bool:
+        """Whether some of the request's chunks are still to be found or read.
+
+        Until then, or until its patience ends, looking them up one by one would
+        answer PENDING: an engine with many waiting requests saves a step's worth of
+        lookups for each. O(1), never blocks.
+        """
+        if self._done:
+            self.poll()
+        request = self._requests.get(request_id)
+        if request is None or request.expired:
+            return False
+        if not (request.unanswered or request.awaited or self._promotion.wanted_by(request)):
+            return False
+        if self._out_of_time(request):
+            self._expire(request)
+            return False
+        return True
+
     def lookup(self, request_id: str, key: bytes) -> Lookup:
         """Whether ``key`` can be loaded for the request. O(1), never blocks."""
         if self._done:

@@ -39,6 +39,10 @@ class Promotion:
             request.wanted[key] = None
             self._wanting[request.facts.request_id] = request
 
+    def wanted_by(self, request: RequestState) -> bool:
+        """Whether the request waits for its turn."""
+        return request.facts.request_id in self._wanting
+
     def forget(self, request: RequestState) -> None:
         """The request wants nothing any more; reads under way land for others."""
         request.wanted.clear()

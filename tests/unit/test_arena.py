@@ -103,15 +103,6 @@ def test_memory_is_taken_when_it_is_populated() -> None:
     arena.close()
 
 
-def test_populating_in_the_background_changes_no_byte_and_ends_with_the_arena() -> None:
-    arena = Arena.create(64, ALIGNMENT)
-    for index in range(64):
-        arena.slot(index)[:2] = b"ab"
-    arena.populate_in_background()
-    assert all(bytes(arena.slot(i)[:2]) == b"ab" for i in range(64))
-    arena.close()
-
-
 def test_close_leaves_a_view_that_somebody_holds_readable() -> None:
     arena = Arena.create(1, mmap.PAGESIZE)
     view = arena.slot(0)

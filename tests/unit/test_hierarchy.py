@@ -87,6 +87,39 @@ def test_the_tier_that_served_a_request_is_told_after_its_admission() -> None:
     assert stack.h.source_of("later", first) is None, "the arena had it"
 
 
+def test_a_request_waits_while_its_chunks_are_asked_for_and_read() -> None:
+    run = prefix("p", 4)
+    stack = stack_with(8, run)
+    disk = stack.workers["disk"]
+    stack.begin("r", run)
+    assert stack.h.waits("r"), "nobody has answered"
+    disk.run(OpKind.CONTAINS)
+    assert stack.h.waits("r"), "its turn has not come"
+    stack.h.tick()
+    assert stack.h.waits("r"), "it is being read"
+    disk.run(OpKind.READ)
+    assert not stack.h.waits("r")
+    assert stack.look("r", run) == [HIT] * 4
+
+
+def test_a_request_waits_no_longer_than_its_patience() -> None:
+    run = prefix("p", 4)
+    stack = stack_with(8, run)
+    stack.begin("r", run)
+    assert stack.h.waits("r")
+    stack.clock.now += SOON
+    assert not stack.h.waits("r")
+    assert stack.look("r", run) == [MISS] * 4
+
+
+def test_a_request_with_nothing_to_wait_for_does_not_wait() -> None:
+    stack = stack_with(8)
+    assert not stack.h.waits("unknown")
+    stack.begin("r", prefix("p", 4))
+    stack.settle()
+    assert not stack.h.waits("r")
+
+
 def test_promotion_begins_before_the_engine_looks() -> None:
     run = prefix("p", 4)
     stack = stack_with(8, run)
