@@ -425,6 +425,10 @@ ENTRIES: tuple[Entry, ...] = (
         ),
     ),
     Function(
+        "vllm.config.vllm",
+        Method("get_current_vllm_config_or_none", "", "the policy above MultiConnector"),
+    ),
+    Function(
         f"{_OFF}.config",
         Method("build_offloading_config", "vllm_config kv_cache_config", "facts of a namespace"),
     ),

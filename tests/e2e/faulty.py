@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -40,8 +41,9 @@ FATES = {
     "garbage": "garbage is written, and it is reported as failed",
     "half": "the second half is garbage, and it is reported as failed",
     "lie": "garbage is written, and it is reported as good",
-    "hole": "a store lacks a block of its last group, as vLLM 0.32 leaves out null blocks",
 }
+HOLE = "hole"
+"""Kind of an order: a store lacks a block of its last group before our worker sees it."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +52,7 @@ class Order:
 
     Attributes:
         number: of the order.
-        kind: "load" or "store".
+        kind: "load", "store" or ``HOLE``.
         fate: one of ``FATES``.
         held: it is neither done nor reported before ``Faults.release``, or before
             the worker is told to wait for it.
@@ -116,18 +118,16 @@ class Cues:
     def __init__(self, folder: str, rank: int) -> None:
         self._folder = folder
         self._rank = rank
-        self._drawn = 0
+        self._drawn: Counter[str] = Counter()
 
-    def draw(self, kind: str) -> Order:
-        """The fate of the next job of this kind."""
-        for entry in self._read()["orders"][self._drawn :]:
+    def draw(self, kind: str) -> Order | None:
+        """The fate of the next job of this kind, None if nothing was ordered."""
+        for entry in self._read()["orders"][self._drawn[kind] :]:
             order = Order(**entry)
             if order.kind == kind:
-                self._drawn = order.number + 1
-                if order.rank in (None, self._rank):
-                    return order
-                break
-        return Order(-1, kind, "ok")
+                self._drawn[kind] = order.number + 1
+                return order if order.rank in (None, self._rank) else None
+        return None
 
     def holding(self) -> bool:
         """Whether held jobs stay held."""
@@ -204,7 +204,7 @@ class FaultyEngine(OffloadingWorker):
         copy: Callable[[], bool],
         spoil: Callable[[float], None],
     ) -> bool:
-        order = self._cues.draw(kind)
+        order = self._cues.draw(kind) or Order(-1, kind, "ok")
         held = order.held and self._cues.holding()
         self._cues.note(job=job_id, kind=kind, fate=order.fate, held=held, slots=slots)
         if order.fate == "raise":
@@ -267,3 +267,21 @@ class FaultyConnector(TieredKVConnector):
             make(caches, layout, arena), caches, arena, cues
         )
         super().register_kv_caches(kv_caches)
+        submit = spec.worker.submit_store
+
+        def submit_store(job_id: int, src_spec: GPULoadStoreSpec, dst_spec: ArenaSpec) -> bool:
+            if cues.draw(HOLE) is not None:
+                src_spec = with_hole(src_spec)
+            return submit(job_id, src_spec, dst_spec)
+
+        spec.worker.submit_store = submit_store
+
+
+def with_hole(spec: GPULoadStoreSpec) -> GPULoadStoreSpec:
+    """A store as vLLM 0.32 makes it when the first block of the last group is null."""
+    sizes = list(spec.group_sizes)
+    last = max(group for group, size in enumerate(sizes) if size)
+    lost = sum(sizes[:last])
+    blocks = spec.block_ids.tolist()
+    sizes[last] -= 1
+    return GPULoadStoreSpec(blocks[:lost] + blocks[lost + 1 :], sizes, spec.block_indices)

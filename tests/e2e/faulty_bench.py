@@ -87,7 +87,8 @@ class Bench:
         self.engine.close()
 
     def question(self) -> Question:
-        """One that was not asked yet."""
+        """One that was not asked yet. The list of jobs starts anew."""
+        self.faults.forget()
         return next(self._fresh)
 
     def stored(self) -> Question:
@@ -132,6 +133,12 @@ class Bench:
         """The tier's figures so far."""
         return Counter(self.engine.counts(tier))
 
-    def step_until(self, done: Callable[[], object]) -> dict[str, Answer]:
-        """Step until ``done`` says something true."""
-        return self.engine.run_until(lambda: bool(done()))
+    def step_until(self, done: Callable[[], object]) -> None:
+        """Step until ``done`` says something true. Nobody may be answered meanwhile."""
+        assert not self.engine.run_until(lambda: bool(done()))
+
+    def answer_to(self, name: str) -> Answer:
+        """Step until the request is answered."""
+        answers: dict[str, Answer] = {}
+        self.engine.run_until(lambda: name in answers, answers)
+        return answers[name]
