@@ -256,7 +256,7 @@ class Policy(ABC):
     def expired(self, tier: str) -> Iterable[ChunkId]:  # noqa: ARG002
         """Chunks of ``tier`` to drop now although it has room (a TTL passed).
 
-        Asked about once a second, also of an idle engine. Like ``victims``: must
+        Asked about once a second while the engine steps. Like ``victims``: must
         change nothing, pinned ones stay, the rest come back by ``on_remove``.
         """
         return ()
@@ -291,15 +291,16 @@ class Policy(ABC):
     def anticipate(self) -> Iterable[Run]:
         """Runs worth promoting now although no request asks, most useful first.
 
-        Asked about once a second while reads are idle: a session is about to
-        return, a prefix turned hot.
+        Asked about once a second while the engine steps, and done if no request
+        waits for room: a session is about to return, a prefix turned hot.
         """
         return ()
 
     def favour(self, n_bytes: int) -> Iterable[Run]:  # noqa: ARG002
         """Runs the GPU should rather keep, most valuable first, up to ``n_bytes``.
 
-        A soft pin: vLLM's prefix cache owns the GPU's blocks and may evict them
-        all the same. Asked at most once per engine step.
+        A soft pin: the engine owns the GPU's blocks and may evict them all the
+        same. No driver asks yet: soft pins come with the first policy that has
+        something to say here.
         """
         return ()

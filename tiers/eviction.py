@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import islice
 
 from kvtiers.policies import ChunkId
 from kvtiers.tiers.directory import Chunk, State, runs_of
@@ -95,23 +96,35 @@ class Eviction:
         need = int(tier.used + tier.storing - tier.low)
         victims = self._victims(tier, need)
         if victims:
-            tier.counts["evictions"] += len(victims)
-            tier.removing = True
-            keys = self._residency.gone_from(tier, victims)
-            tier.submit(Op(OpKind.REMOVE, keys, epoch=self._residency.epoch))
+            self._remove(tier, victims)
         elif self._residency.clock() >= tier.scanned_at + _RESCAN_SECONDS:
             # Somebody else fills the same root: look what is there.
             self.scan(tier)
 
     def _victims(self, tier: LowerTier, need: int) -> list[ChunkId]:
-        victims: list[ChunkId] = []
-        for victim in self._residency.policy.victims(tier.name, need):
-            if isinstance(victim, bytes) and tier.reading[victim]:
+        ordered = self._residency.policy.victims(tier.name, need)
+        unread = (victim for victim in ordered if not tier.is_read(victim))
+        return list(islice(unread, -(-need // tier.chunk_bytes)))
+
+    def _remove(self, tier: LowerTier, victims: Sequence[ChunkId]) -> None:
+        tier.counts["evictions"] += len(victims)
+        tier.removing = True
+        keys = self._residency.gone_from(tier, victims)
+        tier.submit(Op(OpKind.REMOVE, keys, epoch=self._residency.epoch))
+
+    def expire(self) -> None:
+        """Drop what the policy no longer wants kept, though there is room for it."""
+        policy = self._residency.policy
+        chunks = [self._residency.get(key) for key in policy.expired(CPU)]
+        dead = [chunk for chunk in chunks if chunk is not None and self._evictable(chunk)]
+        self._residency.counts[CPU]["evictions"] += len(dead)
+        self._residency.drop(dead)
+        for tier in self._residency.lower:
+            if tier.removing or not tier.breaker.closed():
                 continue
-            victims.append(victim)
-            if len(victims) * tier.chunk_bytes >= need:
-                break
-        return victims
+            victims = [key for key in policy.expired(tier.name) if not tier.is_read(key)]
+            if victims:
+                self._remove(tier, victims)
 
     def scan(self, tier: LowerTier) -> None:
         """Find out, in the background, what the tier holds."""

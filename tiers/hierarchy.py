@@ -44,6 +44,8 @@ logger = logging.getLogger(__name__)
 
 # Share of the arena that stores waiting for one lower tier may pin.
 _STORE_SHARE = 0.25
+# How often the policy is asked what to drop and what to fetch without need.
+_CHORES_SECONDS = 1.0
 # What a request waits at most for anything, if there is no lower tier to say so.
 _DEFAULT_PATIENCE = 5.0
 
@@ -103,6 +105,7 @@ class Hierarchy:
         self._promotion = Promotion(self._residency, self._eviction, patience)
         self._copies = EngineCopies(self._residency, self._eviction)
         self._requests: dict[str, RequestState] = {}
+        self._chores_due = 0.0
         for tier in self._lower:
             self._eviction.scan(tier)
 
@@ -170,6 +173,8 @@ class Hierarchy:
             self._residency.learn(run)
         self._ask(request, [key for run in ask for key in run.chunks])
         self._plan(request)
+        for run in self.policy.prefetch(facts):
+            self._promotion.prefetch(run)
 
     def waits(self, request_id: str) -> bool:
         """Whether some of the request's chunks are still to be found or read.
@@ -357,6 +362,11 @@ class Hierarchy:
             for op in tier.overdue(now):
                 self._give_up(tier, op)
         self._promotion.start()
+        if now >= self._chores_due:
+            self._chores_due = now + _CHORES_SECONDS
+            self._eviction.expire()
+            for run in self.policy.anticipate():
+                self._promotion.prefetch(run)
 
     def poll(self) -> None:
         """Take in what the workers have finished, but for scans: ``tick`` does these."""

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
+from kvtiers.policies import ChunkId
 from kvtiers.tiers.base import ChunkKey, Tier
 from kvtiers.tiers.breaker import Breaker
 from kvtiers.tiers.workers import Op, OpKind, Workers
@@ -116,6 +117,10 @@ class LowerTier:
     def overdue(self, now: float) -> list[Op]:
         """Lookups and loads whose deadline has passed and that were not given up yet."""
         return [op for op in self.ops if op.deadline <= now and not op.given_up]
+
+    def is_read(self, chunk_id: ChunkId) -> bool:
+        """Whether an op reads the chunk now: then it is no victim."""
+        return isinstance(chunk_id, bytes) and self.reading[chunk_id] > 0
 
     def observe_read(self, nbytes: int, seconds: float) -> None:
         """Learn how fast the tier is, as a moving average over its reads."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from kvtiers.policies import Run
 from kvtiers.tiers.base import ReadOutcome
 from kvtiers.tiers.directory import Chunk, State, runs_of
 from kvtiers.tiers.eviction import Eviction
@@ -70,6 +71,23 @@ class Promotion:
                 return
             self._wanting.pop(request_id, None)
 
+    def prefetch(self, run: Run) -> None:
+        """Promote the leading chunks of a run that lower tiers hold, for nobody yet.
+
+        Only while no request waits for slots: theirs come first.
+        """
+        missing: list[bytes] = []
+        for key in run.chunks:
+            chunk = self._residency.get(key)
+            if chunk is None or self._residency.is_nowhere(chunk):
+                break
+            if chunk.state is State.ABSENT:
+                missing.append(chunk.key)
+        if missing and not self._wanting:
+            self._announce(missing)
+            room = self._eviction.make_room(len(missing))
+            self._read(missing[:room], [])
+
     def _promote(self, request: RequestState) -> bool:
         """Returns False if the request has to wait for slots."""
         missing = self._hold_what_is_there(request)
@@ -83,7 +101,8 @@ class Promotion:
         if room < len(wanted) and self._others_pin(request):
             return False
         request.give_up(missing[room:])
-        self._read(request, missing[:room])
+        request.awaited.update(missing[:room])
+        self._read(missing[:room], [request])
         request.wanted.clear()
         return True
 
@@ -121,7 +140,7 @@ class Promotion:
         for run in runs_of(chunks, self._residency.chunk_bytes):
             self._residency.policy.admit(run, CPU)
 
-    def _read(self, request: RequestState, keys: Sequence[bytes]) -> None:
+    def _read(self, keys: Sequence[bytes], waiters: Sequence[RequestState]) -> None:
         by_tier: dict[str, list[Chunk]] = {}
         for key in keys:
             chunk = self._residency.get(key)
@@ -129,8 +148,7 @@ class Promotion:
             assert chunk is not None
             assert tier is not None
             by_tier.setdefault(tier.name, []).append(chunk)
-            request.awaited.add(key)
-            self._waiters[key] = [request]
+            self._waiters[key] = list(waiters)
         for tier in self._residency.lower:
             for batch in tier.batches(by_tier.get(tier.name, ())):
                 self._submit(tier, batch)

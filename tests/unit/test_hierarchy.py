@@ -1056,3 +1056,106 @@ def test_close_does_not_wait_for_a_tier_that_hangs() -> None:
     h.close(0.0)
     assert tier.chunks == {}
     tier.gate.set()
+
+
+# What a policy asks for on its own -------------------------------------------
+
+
+class Foresight(LruPolicy):
+    """Fetches and drops what a test tells it to."""
+
+    with_request: Sequence[Run] = ()
+    without_request: Sequence[Run] = ()
+    dead: Sequence[bytes] = ()
+
+    def prefetch(self, request: PolicyRequest) -> Sequence[Run]:
+        return self.with_request
+
+    def anticipate(self) -> Sequence[Run]:
+        return self.without_request
+
+    def expired(self, tier: str) -> Sequence[bytes]:
+        return self.dead
+
+
+def foresight(slots: int, *runs: Run) -> tuple[Stack, Foresight]:
+    """A stack that knows from its first scan what its tier holds."""
+    stack = stack_with(slots, *runs, policy=Foresight)
+    stack.settle()
+    assert isinstance(stack.h.policy, Foresight)
+    return stack, stack.h.policy
+
+
+def keys_of(run: Run) -> list[bytes]:
+    return [k for k in run.chunks if isinstance(k, bytes)]
+
+
+def resident(stack: Stack, run: Run) -> list[bool]:
+    names = [ChunkKey(stack.h.namespace, k) for k in keys_of(run)]
+    return stack.cpu.contains(names)
+
+
+def test_a_policy_fetches_along_with_a_request_what_will_be_asked_for_next() -> None:
+    coming = prefix("next", 3)
+    stack, policy = foresight(8, coming)
+    policy.with_request = [coming]
+    stack.begin("r", prefix("now", 2))
+    stack.settle()
+    assert resident(stack, coming) == [True] * 3
+    assert stack.h.pinned() == 0, "nobody waits for it"
+
+
+def test_a_policy_fetches_once_a_second_what_it_expects() -> None:
+    coming = prefix("next", 3)
+    stack, policy = foresight(8, coming)
+    policy.without_request = [coming]
+    stack.settle()
+    assert resident(stack, coming) == [False] * 3
+    stack.clock.now += 1.0
+    stack.settle()
+    assert resident(stack, coming) == [True] * 3
+
+
+def test_what_requests_wait_for_comes_before_what_a_policy_expects() -> None:
+    asked, coming = prefix("asked", 4), prefix("next", 4)
+    stack, policy = foresight(4, asked, coming)
+    blocker = prefix("blocker", 4)
+    stack.store(blocker)
+    stack.h.load("running", keys_of(blocker))  # all slots are in use
+    stack.begin("r", asked)
+    stack.settle()
+    policy.without_request = [coming]
+    stack.clock.now += 1.0
+    stack.settle()
+    assert resident(stack, coming) == [False] * 4
+    stack.h.loaded("running")
+    stack.settle()
+    assert resident(stack, asked) == [True] * 4
+
+
+def test_expired_chunks_are_dropped_though_there_is_room() -> None:
+    run = prefix("p", 3)
+    stack, policy = foresight(8)
+    stack.store(run)
+    stack.settle()
+    policy.dead = keys_of(run)[1:]
+    stack.clock.now += 1.0
+    stack.settle()
+    assert resident(stack, run) == [True, False, False]
+    assert len(list(stack.tiers["disk"].scan())) == 1
+
+
+def test_a_chunk_in_use_outlives_its_time() -> None:
+    run = prefix("p", 2)
+    stack, policy = foresight(8)
+    stack.store(run)
+    stack.settle()
+    stack.h.load("running", keys_of(run))
+    policy.dead = keys_of(run)
+    stack.clock.now += 1.0
+    stack.settle()
+    assert resident(stack, run) == [True, True]
+    stack.h.loaded("running")
+    stack.clock.now += 1.0
+    stack.settle()
+    assert resident(stack, run) == [False, False]
