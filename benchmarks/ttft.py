@@ -103,7 +103,8 @@ def _measure(
     for done, (number, scenario, system) in enumerate(rounds, 1):
 
         def say(text: str, head: str = f"{done}/{len(rounds)} {system}") -> None:
-            progress.print(f"{time.monotonic() - begin:6.0f} s  {head}: {text}", markup=False)
+            line = f"{time.monotonic() - begin:6.0f} s  {head}: {text}"
+            progress.print(line, markup=False, soft_wrap=True)
 
         turn = Turn(engine, plan, system, number, parent, log, say)
         yield from _SCENARIOS[scenario](turn)
