@@ -204,7 +204,7 @@ class Hierarchy:
         ready = chunk is not None and chunk.state is State.READY
         if request is None:
             return Lookup.HIT if ready else Lookup.MISS
-        if key in request.distrusted:
+        if request.no_loads:
             return Lookup.MISS
         if ready:
             # Should others of its prefix have to be read, it is held with them.
@@ -297,16 +297,17 @@ class Hierarchy:
         self._copies.loaded(request_id)
 
     def load_failed(self, request_id: str) -> None:
-        """A load of the request failed: its chunks are dropped, and misses for it.
+        """A load of the request failed: its chunks are dropped, and it loads no more.
 
-        Without that the engine, which asks again, would load the same bytes for
-        ever. ``loaded`` still follows.
+        The engine asks again. With the same chunks it would load the same bytes for
+        ever; with others it may wait for ever, since vLLM counts the blocks of the
+        failed load against the room for the next one. ``loaded`` still follows.
         """
         loading = self._copies.loading(request_id)
         self.spoil(loading.values())
         request = self._requests.get(request_id)
         if request is not None:
-            request.distrusted.update(loading)
+            request.no_loads = True
             self._expire(request)
 
     def end(self, request_id: str) -> None:

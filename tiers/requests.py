@@ -38,7 +38,7 @@ class RequestState:
             those found there beside them.
         awaited: keys whose read it waits for.
         missed: keys that were answered MISS: not promoted for it any more.
-        distrusted: keys whose load failed for it: never loaded for it again.
+        no_loads: a load failed for it: it computes everything, and loads nothing again.
         held: slots pinned until the request loads, ends or has waited too long.
         hold_until: when the last becomes true.
         source: key -> tier that held it when it was promoted, since it last started.
@@ -58,7 +58,7 @@ class RequestState:
     wanted: dict[bytes, None] = field(default_factory=dict)
     awaited: set[bytes] = field(default_factory=set)
     missed: set[bytes] = field(default_factory=set)
-    distrusted: set[bytes] = field(default_factory=set)
+    no_loads: bool = False
     held: set[int] = field(default_factory=set)
     hold_until: float = float("inf")
     source: dict[bytes, str] = field(default_factory=dict)

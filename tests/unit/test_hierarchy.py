@@ -528,6 +528,20 @@ def test_a_failed_load_is_not_tried_again_for_that_request() -> None:
     assert stack.look("r", run) == [MISS] * 2
 
 
+def test_after_a_failed_load_a_request_loads_nothing_else_either() -> None:
+    run, other = prefix("p", 2), prefix("q", 2)
+    stack = stack_with(8, run, other)
+    stack.begin("r", run)
+    stack.settle()
+    stack.load("r", run)
+    stack.h.load_failed("r")
+    stack.h.loaded("r")
+    stack.begin("other", other)
+    stack.settle()
+    assert stack.look("other", other) == [HIT] * 2
+    assert stack.look("r", other) == [MISS] * 2
+
+
 # The way down ---------------------------------------------------------------
 
 
