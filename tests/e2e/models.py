@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import random
 from pathlib import Path
+from typing import Any
 
 VOCABULARY = 1024
 _SIZES = {
@@ -73,7 +74,7 @@ def texts(model: Path, count: int) -> list[list[int]]:
     return ids
 
 
-def _save(model: object, folder: Path) -> Path:
+def _save(model: Any, folder: Path) -> Path:
     import torch
 
     torch.manual_seed(0)
