@@ -250,7 +250,13 @@ class TieredKVConnector(OffloadingConnector):  # type: ignore[misc]  # vLLM is u
         """Serve nothing stored so far. Slots with copies under way stay out of use."""
         for job_id, job in self.scheduler._jobs.items():  # noqa: SLF001 - in the contract
             self._reset_fence[job_id] = job.pending_count
+        # vLLM asserts that nothing waits to be flushed, which is so only if a step came
+        # since the last reset: a client that resets twice must not end the engine.
+        scheduler = self.scheduler
+        waiting = scheduler._current_batch_jobs_to_flush  # noqa: SLF001 - in the contract
+        scheduler._current_batch_jobs_to_flush = set()  # noqa: SLF001 - in the contract
         done: bool | None = super().reset_cache()
+        scheduler._current_batch_jobs_to_flush |= waiting  # noqa: SLF001 - in the contract
         if not self._reset_fence:
             self._manager.flushed()
         return done

@@ -112,8 +112,8 @@ OFFLOAD_SCHEDULER = Class(
     _OFF_SCHED,
     "OffloadingConnectorScheduler",
     "the connector reads its jobs and requests",
-    attributes="manager _jobs _req_status _current_batch_allocated_block_ids _stale_job_threshold "
-    "config",
+    attributes="manager _jobs _req_status _current_batch_allocated_block_ids "
+    "_current_batch_jobs_to_flush _stale_job_threshold config",
 )
 
 ENTRIES: tuple[Entry, ...] = (

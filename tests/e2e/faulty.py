@@ -169,6 +169,7 @@ class FaultyEngine(OffloadingWorker):
             "store",
             job_id,
             slots,
+            src_spec.block_ids.tolist(),
             lambda: self._engine.submit_store(job_id, src_spec, dst_spec),
             spoil,
         )
@@ -187,6 +188,7 @@ class FaultyEngine(OffloadingWorker):
             "load",
             job_id,
             [int(slot) for slot in src_spec.block_ids],
+            dst_spec.block_ids.tolist(),
             lambda: self._engine.submit_load(job_id, src_spec, dst_spec, **options),
             spoil,
         )
@@ -201,12 +203,13 @@ class FaultyEngine(OffloadingWorker):
         kind: str,
         job_id: int,
         slots: list[int],
+        blocks: list[int],
         copy: Callable[[], bool],
         spoil: Callable[[float], None],
     ) -> bool:
         order = self._cues.draw(kind) or Order(-1, kind, "ok")
         held = order.held and self._cues.holding()
-        self._cues.note(job=job_id, kind=kind, fate=order.fate, held=held, slots=slots)
+        self._cues.note(kind=kind, fate=order.fate, held=held, slots=slots, blocks=blocks)
         if order.fate == "raise":
             raise OSError(f"{kind} job {job_id} fails as ordered")
         if order.fate == "refuse":

@@ -9,8 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
+import pytest
 from engine import BLOCK, Answer, Engine, connector_config, cpu
 from faulty import FOLDER_VARIABLE, Faults, FaultyConnector
+from kvtiers.connector import stack
+from kvtiers.tiers import Tier
 from models import prompts
 
 CHUNKS = 4
@@ -53,6 +56,7 @@ class Bench:
         model: folder of the model.
         folder: for the orders.
         tiers: default a CPU tier of 64 MiB.
+        wrap: what to put around each lower tier.
         make: builds the engine, from what ``Engine`` takes.
         config: replaces the whole ``kv_transfer_config``.
         options: of ``Engine``.
@@ -65,6 +69,7 @@ class Bench:
         folder: Path,
         tiers: Sequence[Mapping[str, Any]] | None = None,
         *,
+        wrap: Callable[[Tier], Tier] | None = None,
         make: Callable[..., Engine] = Engine,
         config: Mapping[str, Any] | None = None,
         extra: Mapping[str, Any] | None = None,
@@ -72,12 +77,16 @@ class Bench:
     ) -> None:
         self._fresh: Iterator[Question] = iter(pool(model))
         self.faults = Faults(folder)
-        self.engine = make(
-            model,
-            transfer=config or faulty_config(tiers or [cpu()], **(extra or {})),
-            environment={FOLDER_VARIABLE: str(folder)},
-            **options,
-        )
+        with pytest.MonkeyPatch.context() as patch:
+            if wrap is not None:
+                build = stack._build_tier
+                patch.setattr(stack, "_build_tier", lambda *args: wrap(build(*args)))
+            self.engine = make(
+                model,
+                transfer=config or faulty_config(tiers or [cpu()], **(extra or {})),
+                environment={FOLDER_VARIABLE: str(folder)},
+                **options,
+            )
 
     def __enter__(self) -> Self:
         return self

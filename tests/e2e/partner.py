@@ -31,6 +31,7 @@ class PartnerConnector(KVConnectorBase_V1, SupportsHMA):
 
     Attributes:
         learning: whether it remembers those that come now.
+        blocks: that it loaded into last.
 
     """
 
@@ -42,6 +43,7 @@ class PartnerConnector(KVConnectorBase_V1, SupportsHMA):
         super().__init__(vllm_config, role, kv_cache_config)
         self._block = vllm_config.cache_config.block_size
         self._layers = [group.layer_names for group in kv_cache_config.kv_cache_groups]
+        self.blocks: set[int] = set()
         self._known: set[tuple[int, ...]] = set()
         self._next = Steps()
         self._memory: dict[tuple[int, ...], dict[tuple[str, int], torch.Tensor]] = {}
@@ -60,6 +62,7 @@ class PartnerConnector(KVConnectorBase_V1, SupportsHMA):
             whole = (len(prompt) - 1) // self._block
             ids = [[block.block_id for block in group[:whole]] for group in blocks.blocks]
             self._next.loads[request.request_id] = (prompt, ids)
+            self.blocks = {block for group in ids for block in group if block}
 
     def build_connector_meta(self, scheduler_output: Any) -> Steps:
         steps, self._next = self._next, Steps()
