@@ -61,7 +61,8 @@ def _comparison(record: Record) -> Iterator[str]:
         yield (
             "**One request at a time.** Time to the first token in seconds; prompts of whole "
             f"chunks and {record.setup.rest} tokens more, which are always computed; "
-            f"{_counts(record, 'single')}."
+            f"{_counts(record, 'single')}. A GPU hit is vLLM's own in both systems, so how far its "
+            "ratio is from 1 is the noise of the run."
         )
         yield _table(("prompt", "source", "kvtiers", "vLLM's tiering", "ratio"), alone)
     if together := list(_together(record)):
