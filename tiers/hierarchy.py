@@ -388,6 +388,8 @@ class Hierarchy:
             tier.removing = False
         if op.kind is not OpKind.CONTAINS:
             self._eviction.enforce(tier)
+        if op.kind in (OpKind.WRITE, OpKind.REMOVE):
+            self._spill.resume(tier)
 
     def _apply(self, tier: LowerTier, op: Op) -> None:
         if op.kind is OpKind.CONTAINS:
@@ -532,6 +534,8 @@ class Hierarchy:
             self._expire(request)
             request.stores = False
         self._copies.reset()
+        for tier in self._lower:
+            tier.backlog.clear()
         self._residency.start_epoch(namespace)
 
     def flushed(self) -> None:

@@ -37,6 +37,7 @@ class LowerTier:
         chunk_bytes: space one chunk takes in it.
         used: bytes it is known to hold, found at start and written since.
         storing: bytes of stores under way.
+        backlog: keys that wait for room to be stored, first come first.
         removing: an eviction is under way.
         scanned_at: when what it holds was last looked through.
         reading: how many ops read each key now; such a chunk is no victim.
@@ -59,6 +60,7 @@ class LowerTier:
     headroom: float = 0.2
     used: int = 0
     storing: int = 0
+    backlog: dict[bytes, None] = field(default_factory=dict)
     removing: bool = False
     scanned_at: float = 0.0
     reading: Counter[bytes] = field(default_factory=Counter)

@@ -1,12 +1,17 @@
 """Stores into lower tiers, behind the engine's back.
 
-A tier that can't keep up drops stores, and they are counted; it never holds up a
-load, and never pins more of the arena than its budget.
+A store never holds up a load, and those under way never pin more of the arena than
+their budget. What finds no room waits in a backlog, which pins nothing: it is stored
+when there is room, if the arena still has it then. So a prompt larger than the budget
+arrives whole, and a tier that can't keep up loses what is evicted before its turn;
+that is counted. Dropping at once would leave holes, and what lies behind a hole of a
+prefix is of no use.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import islice
 
 from kvtiers.policies import Run
 from kvtiers.tiers.base import WriteOutcome
@@ -33,15 +38,44 @@ class Spill:
         """Queue what of the run the policy admits to the tier and there is room for."""
         admitted = self._residency.policy.admit(run, tier.name)
         tier.counts["refused"] += len(run) - admitted
-        head = run.chunks[:admitted]
-        chunks = [chunk for key in head if (chunk := self._writable(tier, key)) is not None]
-        room = min(len(chunks), tier.store_room())
+        for key in run.chunks[:admitted]:
+            if isinstance(key, bytes) and self._writable(tier, key) is not None:
+                tier.backlog[key] = None
+        # Of more than the arena has slots, the first were evicted long ago.
+        excess = max(0, len(tier.backlog) - self._residency.cpu.arena.slots)
+        for key in list(islice(tier.backlog, excess)):
+            del tier.backlog[key]
+        tier.counts["dropped"] += excess
+        self.resume(tier)
+
+    def resume(self, tier: LowerTier) -> None:
+        """Queue what of the backlog there is room for, in the order in which it came."""
+        room = tier.store_room()
+        if not tier.backlog or not room:
+            return
         # Asked last: a breaker that lets a probe through must see one.
-        if room and not tier.breaker.allows():
-            room = 0
-        tier.counts["dropped"] += len(chunks) - room
-        for batch in tier.batches(chunks[:room]):
+        if not tier.breaker.allows():
+            tier.counts["dropped"] += len(tier.backlog)
+            tier.backlog.clear()
+            return
+        for batch in tier.batches(self._next_of(tier, room)):
             self._submit(tier, batch)
+
+    def _next_of(self, tier: LowerTier, n: int) -> list[Chunk]:
+        chunks: list[Chunk] = []
+        while tier.backlog and len(chunks) < n:
+            key = next(iter(tier.backlog))
+            del tier.backlog[key]
+            chunk = self._writable(tier, key)
+            if chunk is not None:
+                chunks.append(chunk)
+            elif not self._is_in(tier, key):
+                tier.counts["dropped"] += 1
+        return chunks
+
+    def _is_in(self, tier: LowerTier, key: bytes) -> bool:
+        chunk = self._residency.get(key)
+        return chunk is not None and bool(chunk.where & tier.bit)
 
     def _writable(self, tier: LowerTier, key: object) -> Chunk | None:
         chunk = self._residency.get(key)

@@ -643,16 +643,56 @@ def test_what_a_request_waits_for_is_promoted_whatever_the_policy_admits() -> No
     assert stack.look("r", run) == [HIT] * 3
 
 
-def test_a_tier_that_cannot_keep_up_drops_stores_and_pins_a_share_at_most() -> None:
+def test_a_tier_that_is_behind_pins_a_share_at_most_and_catches_up() -> None:
     stack = stack_with(8)
     for name in "abc":
         assert len(stack.store(prefix(name, 2))) == 2
     assert stack.h.pinned() == 2
-    assert stack.counts()["disk"]["dropped"] == 4
     stack.settle()
     assert stack.h.pinned() == 0
-    stack.store(prefix("d", 2))
-    assert stack.h.pinned() == 2, "it gets stores again once it has caught up"
+    assert stack.workers["disk"].count(OpKind.WRITE) == 6, "no prefix has a hole"
+    assert "dropped" not in stack.counts()["disk"]
+
+
+def test_a_prompt_larger_than_the_budget_is_stored_whole_and_in_order() -> None:
+    stack = stack_with(8)
+    run = prefix("p", 7)
+    stack.store(run)
+    stack.settle()
+    disk = stack.tiers["disk"]
+    assert isinstance(disk, DictTier)
+    assert [k.hash for k in disk.chunks] == list(run.chunks)
+
+
+def test_what_is_evicted_before_a_slow_tier_gets_to_it_is_dropped_and_counted() -> None:
+    stack = stack_with(8)
+    stack.store(prefix("a", 6))
+    stack.store(prefix("b", 6))  # the arena had to let some go
+    stack.settle()
+    assert stack.counts()["disk"]["dropped"] == 4
+    assert stack.workers["disk"].count(OpKind.WRITE) == 8
+
+
+def test_the_backlog_of_a_tier_that_hangs_stays_bounded() -> None:
+    stack = stack_with(8)
+    for i in range(20):
+        stack.store(prefix(f"p{i}", 2))
+    (tier,) = stack.h._lower
+    assert len(tier.backlog) <= 8
+    assert stack.h.pinned() == 2
+
+
+def test_a_backlog_is_dropped_when_the_breaker_opens() -> None:
+    stack = stack_with(8)
+    disk = stack.workers["disk"]
+    stack.store(prefix("p", 6))
+    (tier,) = stack.h._lower
+    for _ in range(4):
+        tier.breaker.failure()
+    disk.end_failed(disk.of(OpKind.WRITE)[0])
+    stack.h.tick()
+    assert tier.backlog == {}
+    assert stack.counts()["disk"]["dropped"] == 4
 
 
 def test_queued_stores_give_way_when_slots_are_needed_and_started_ones_do_not() -> None:
