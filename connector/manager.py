@@ -18,6 +18,7 @@ from kvtiers.connector.stack import build_hierarchy
 from kvtiers.connector.transfer import ArenaSpec, WorkerReport
 from kvtiers.policies import PolicyRequest, Run
 from kvtiers.tiers import Namespace, Usage
+from kvtiers.tiers.breaker import BreakerState
 from kvtiers.tiers.hierarchy import Hierarchy
 from kvtiers.tiers.requests import Lookup
 from vllm.v1.kv_offload.base import (
@@ -47,8 +48,6 @@ _RESULTS = {
     Lookup.PENDING: LookupResult.HIT_PENDING,
     Lookup.UNKNOWN: LookupResult.RETRY,
 }
-# Figures without events behind them change slowly: gauges go out this often.
-_STATS_SECONDS = 1.0
 
 
 @dataclass(frozen=True)
@@ -86,7 +85,8 @@ class TieredOffloadingManager(OffloadingManager):  # type: ignore[misc]  # vLLM 
         self._facts: dict[str, PolicyRequest] = {}
         # Requests whose next admission has not been counted yet.
         self._looked: set[str] = set()
-        self._stats_due = 0.0
+        # Levels as last sent; None before the first time.
+        self._told: list[tuple[Usage, BreakerState]] | None = None
 
     def open(self, report: WorkerReport, gpu_usage: Callable[[], Usage]) -> None:
         """Build the tiers, once the workers have made the arena.
@@ -250,12 +250,18 @@ class TieredOffloadingManager(OffloadingManager):  # type: ignore[misc]  # vLLM 
         self.hierarchy.flushed()
 
     def get_stats(self) -> OffloadingConnectorStats | None:
-        """Figures since the last call; None if there is nothing new to say."""
-        now = time.monotonic()
-        if self._hierarchy is None or now < self._stats_due:
+        """Figures since the last call; None if there is nothing new to say.
+
+        Every step is asked: the last one before the engine idles must tell all.
+        """
+        if self._hierarchy is None:
             return None
-        self._stats_due = now + _STATS_SECONDS
-        return metrics.record(self._hierarchy.stats())
+        stats = self._hierarchy.stats()
+        levels = [(tier.usage, tier.breaker) for tier in stats]
+        if levels == self._told and not any(tier.counts for tier in stats):
+            return None
+        first, self._told = self._told is None, levels
+        return metrics.record(stats, first)
 
     def shutdown(self) -> None:
         """Let stores under way end, within a bound, and close the tiers."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from kvtiers.tiers.hierarchy import TierStats
+from kvtiers.tiers.residency import GPU
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading.metrics import (
     OffloadingConnectorStats,
 )
@@ -32,7 +33,7 @@ _GAUGES = {
 _COUNTERS = {
     "hits": "Prompt chunks that the tier served to admitted requests.",
     "misses": "Prompt chunks of admitted requests that neither this tier nor one above it held.",
-    "bytes_read": "Bytes promoted from the tier.",
+    "bytes_read": "Bytes read from the tier: promoted, or for cpu copied to the GPU.",
     "bytes_written": "Bytes stored into the tier.",
     "failures": "Chunks or calls that failed.",
     "timeouts": "Calls that were given up at their deadline.",
@@ -56,8 +57,19 @@ def definitions() -> dict[str, OffloadingMetricMetadata]:
     return {**gauges, **counters}
 
 
-def record(tiers: Iterable[TierStats]) -> OffloadingConnectorStats:
-    """The values of one step."""
+# vLLM moves the bytes of its own cache, and nothing of it can fail here.
+_OF_GPU = ("hits", "misses")
+
+
+def record(tiers: Iterable[TierStats], first: bool) -> OffloadingConnectorStats:
+    """The values of one step.
+
+    Args:
+        tiers: with the increases of their counts.
+        first: name every counter, also those at zero: a query must find the series
+            before the first event. Later zeros would only fill vLLM's log.
+
+    """
     stats = OffloadingConnectorStats()
     for tier in tiers:
         labels = (tier.name,)
@@ -66,7 +78,8 @@ def record(tiers: Iterable[TierStats]) -> OffloadingConnectorStats:
         stats.set_gauge(_PREFIX + "tier_breaker_state", int(tier.breaker), labels)
         if tier.usage.limit is not None:
             stats.set_gauge(_PREFIX + "tier_capacity_bytes", tier.usage.limit, labels)
-        for name in _COUNTERS:
-            # Zero too: an operator's query must find the series before the first event.
-            stats.increase_counter(f"{_PREFIX}tier_{name}", tier.counts.get(name, 0), labels)
+        for name in _OF_GPU if tier.name == GPU else _COUNTERS:
+            count = tier.counts.get(name, 0)
+            if count or first:
+                stats.increase_counter(f"{_PREFIX}tier_{name}", count, labels)
     return stats

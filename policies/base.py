@@ -169,8 +169,9 @@ class Policy(ABC):
         config: an instance of the class's ``Config``.
         clock: seconds, monotonic. Virtual in the simulator: use no other clock.
         recompute_seconds: estimated time to prefill the chunks of a run if its
-            prefix is there, kept up to date from the measured prefill rate. With
-            ``TierInfo.read_seconds`` it gives what a copy in a tier is worth.
+            prefix is there. With ``TierInfo.read_seconds`` it gives what a copy in
+            a tier is worth. A driver that does not measure its prefill rate, as the
+            vLLM connector of this release, leaves the default.
 
     """
 
@@ -216,7 +217,7 @@ class Policy(ABC):
         """
 
     def on_heat(self, run: Run, heat: Sequence[float]) -> None:  # noqa: B027
-        """Measured attention mass per chunk of ``run``, when the probe is on."""
+        """Measured attention mass per chunk of ``run``, where a driver has a probe for it."""
 
     @abstractmethod
     def on_insert(self, run: Run, tier: str) -> None:

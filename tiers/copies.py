@@ -98,7 +98,9 @@ class EngineCopies:
 
     def loaded(self, request_id: str) -> None:
         """The copy has ended, well or not."""
-        self._residency.slots.unpin(self._loading.pop(request_id, {}).values())
+        slots = self._loading.pop(request_id, {}).values()
+        self._residency.counts[CPU]["bytes_read"] += len(slots) * self._residency.chunk_bytes
+        self._residency.slots.unpin(slots)
 
     # When something went wrong ----------------------------------------------
 

@@ -95,7 +95,14 @@ class Hierarchy:
         self._patience = patience
         infos = [TierInfo(CPU, cpu.arena.nbytes)]
         infos += [
-            TierInfo(t.name, t.capacity, t.tier.shared, t.tier.persistent, t.read_seconds)
+            TierInfo(
+                t.name,
+                t.capacity,
+                t.tier.shared,
+                t.tier.persistent,
+                t.reads.seconds,
+                t.writes.seconds,
+            )
             for t in self._lower
         ]
         self.policy = make_policy(infos, clock)
@@ -411,8 +418,9 @@ class Hierarchy:
             self._failed(tier)
         elif not op.given_up and op.kind is not OpKind.SCAN:
             tier.breaker.success()
-            if op.kind is OpKind.READ:
-                tier.observe_read(len(op.keys) * tier.chunk_bytes, op.seconds)
+            speed = {OpKind.READ: tier.reads, OpKind.WRITE: tier.writes}.get(op.kind)
+            if speed is not None:
+                speed.observe(len(op.keys) * tier.chunk_bytes, op.seconds)
 
     def _failed(self, tier: LowerTier) -> None:
         if tier.breaker.failure():

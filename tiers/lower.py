@@ -19,6 +19,24 @@ T = TypeVar("T")
 _OP_BYTES = 16 * 1024 * 1024
 
 
+class Speed:
+    """How fast a tier reads or writes, as a moving average over what was measured."""
+
+    def __init__(self) -> None:
+        self._seconds_per_byte = 0.0
+
+    def observe(self, nbytes: int, seconds: float) -> None:
+        """So many bytes took so long."""
+        measured = seconds / nbytes
+        if self._seconds_per_byte:
+            measured = 0.8 * self._seconds_per_byte + 0.2 * measured
+        self._seconds_per_byte = measured
+
+    def seconds(self, nbytes: int) -> float:
+        """Estimate for that many bytes; 0 before anything was measured."""
+        return nbytes * self._seconds_per_byte
+
+
 @dataclass(eq=False)
 class LowerTier:
     """State that the hierarchy keeps per lower tier. One thread: the hierarchy's.
@@ -44,6 +62,7 @@ class LowerTier:
         foreign: chunks of other namespaces that a scan found.
         ops: every op that has not come back, in the order of submission.
         counts: figures since they were last taken.
+        reads, writes: measured speeds.
         logged: kinds of errors that the log has seen already.
 
     """
@@ -68,7 +87,8 @@ class LowerTier:
     ops: dict[Op, None] = field(default_factory=dict)
     counts: Counter[str] = field(default_factory=Counter)
     logged: set[str] = field(default_factory=set)
-    _seconds_per_byte: float = 0.0
+    reads: Speed = field(default_factory=Speed)
+    writes: Speed = field(default_factory=Speed)
 
     @property
     def high(self) -> float:
@@ -123,17 +143,6 @@ class LowerTier:
     def is_read(self, chunk_id: ChunkId) -> bool:
         """Whether an op reads the chunk now: then it is no victim."""
         return isinstance(chunk_id, bytes) and self.reading[chunk_id] > 0
-
-    def observe_read(self, nbytes: int, seconds: float) -> None:
-        """Learn how fast the tier is, as a moving average over its reads."""
-        measured = seconds / nbytes
-        if self._seconds_per_byte:
-            measured = 0.8 * self._seconds_per_byte + 0.2 * measured
-        self._seconds_per_byte = measured
-
-    def read_seconds(self, nbytes: int) -> float:
-        """Estimated time to read that much; 0 before anything was measured."""
-        return nbytes * self._seconds_per_byte
 
     def store_room(self) -> int:
         """Chunks that may be queued for storing now."""

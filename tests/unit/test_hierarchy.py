@@ -1213,3 +1213,16 @@ def test_a_chunk_in_use_outlives_its_time() -> None:
     stack.clock.now += 1.0
     stack.settle()
     assert resident(stack, run) == [False, False]
+
+
+def test_a_policy_learns_how_fast_a_tier_reads_and_writes() -> None:
+    run = prefix("p", 2)
+    stack = stack_with(8)
+    (_, disk) = stack.h.policy.tiers
+    assert disk.read_seconds(CHUNK) == disk.write_seconds(CHUNK) == 0, "nothing was measured"
+    stack.store(run)
+    for op in stack.workers["disk"].of(OpKind.WRITE):
+        op.seconds = 2.0
+    stack.settle()
+    assert disk.write_seconds(CHUNK) == pytest.approx(2.0)
+    assert disk.read_seconds(CHUNK) == 0
