@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from kvtiers.connector.config_entries import TierSpec
@@ -56,7 +56,7 @@ def build_hierarchy(
         tier = _build_tier(context, index, spec, chunk_bytes, private)
         if tier is not None:
             lower[spec.name] = tier
-    _log(cpu, lower, namespace)
+    _log(offloading, context, report, {"cpu": cpu, **lower}, namespace)
     return Hierarchy(cpu, lower, _policy_maker(context), namespace, observed={GPU: gpu_usage})
 
 
@@ -113,14 +113,30 @@ def _policy_maker(
     return lambda tiers, clock: cls(tiers, spec.options, clock)
 
 
-def _log(cpu: CpuTier, lower: dict[str, Tier], namespace: Namespace) -> None:
-    parts = [f"cpu {format_bytes(cpu.arena.nbytes)}"]
-    for name, tier in lower.items():
-        limit = tier.usage().limit
-        parts.append(f"{name} {format_bytes(limit) if limit is not None else 'without bound'}")
+def _log(
+    offloading: OffloadingConfig,
+    context: Context,
+    report: WorkerReport,
+    tiers: Mapping[str, Tier],
+    namespace: Namespace,
+) -> None:
+    """What an operator wants to see of a start: where KV goes, and under which name."""
+    tokens = {
+        group.tokens_per_block * offloading.cache.blocks_per_chunk for group in offloading.groups
+    }
     logger.info(
-        "kvtiers: %s; chunks of %s; namespace %s",
-        ", ".join(parts),
-        format_bytes(cpu.payload_bytes),
+        "kvtiers: policy %s; %s; chunks of %s tokens, %s, in %s layout; namespace %s",
+        context.loaded.config.policy.type,
+        "; ".join(_described(name, tier) for name, tier in tiers.items()),
+        " or ".join(map(str, sorted(tokens))),
+        format_bytes(report.arena.slot_bytes),
+        "canonical" if report.canonical else "direct",
         namespace.id,
     )
+
+
+def _described(name: str, tier: Tier) -> str:
+    limit = tier.usage().limit
+    path = getattr(tier.config, "path", None)
+    size = "without bound" if limit is None else format_bytes(limit)
+    return f"{name} {size}" + (f" in {path}" if path is not None else "")

@@ -8,6 +8,7 @@ own threads and nobody else's.
 from __future__ import annotations
 
 import enum
+import logging
 import threading
 import time
 from collections import deque
@@ -16,6 +17,8 @@ from dataclasses import dataclass, field
 from typing import Protocol, TypeVar
 
 from kvtiers.tiers.base import ChunkKey, Entry, ReadOutcome, Tier, Usage, WriteOutcome
+
+logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -204,6 +207,12 @@ def scan(tier: Tier, op: Op, done: Callable[[Op], None], stopped: Callable[[], b
                 return
             entries.append(entry)
         op.usage = tier.usage()
+        logger.info(
+            "%s holds %d chunks, %.2f GiB, of all engines and models that use it",
+            type(tier).__name__,
+            op.usage.chunks,
+            op.usage.nbytes / (1 << 30),
+        )
     except Exception as error:  # noqa: BLE001 - a tier's fault must not end the thread silently
         op.error = error
     entries.sort(key=lambda entry: -entry.last_used)
