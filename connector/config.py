@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from kvtiers.connector.config_entries import EntryReader, PolicySpec, TierSpec
-from kvtiers.connector.config_errors import ConfigError, from_pydantic, unknown_key
+from kvtiers.connector.config_errors import ConfigError, from_pydantic, options_of, unknown_key
 from kvtiers.connector.config_sources import EXTRA, Layers, Source, gather
 from kvtiers.tiers import TierConfig
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
@@ -157,10 +157,10 @@ def values(config: Config) -> Iterator[tuple[str, object]]:
         yield f"{path}.type", tier.type
         if tier.name != tier.type:
             yield f"{path}.name", tier.name
-        for key, value in tier.options:
+        for key in options_of(type(tier.options)):
             if key != "type":
                 own = key == "capacity" and tier.capacity is not None
-                yield f"{path}.{key}", tier.capacity if own else value
+                yield f"{path}.{key}", tier.capacity if own else getattr(tier.options, key)
     yield "policy.type", config.policy.type
     for key, value in config.policy.options:
         yield f"policy.{key}", value

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import os
 import re
 from collections.abc import Callable, Mapping
@@ -15,14 +16,21 @@ from kvtiers.policies import POLICIES
 from kvtiers.policies.registry import DuplicateNameError, Registry, UnknownNameError
 from kvtiers.tiers import TIERS, TierConfig
 from kvtiers.tiers.host_memory import available_bytes
+from kvtiers.tiers.residency import CPU, GPU
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 # Half of the free memory leaves room for the page cache that other tiers read
 # through; a disk is shared with others, and 100 GiB hold many prefixes.
 _DEFAULT_CAPACITY: Mapping[str, Capacity] = {
-    "cpu": Capacity(share=0.5),
+    CPU: Capacity(share=0.5),
     "fs": Capacity(share=0.25, at_most=100 << 30),
 }
+_GPU_IS_VLLMS = (
+    "the GPU tier is vLLM's own prefix cache. It is always there, above the first tier, and is "
+    "not listed. Leave it out."
+)
+# Of free memory. The engine goes on allocating after the start, and is killed if it can't.
+_MOST_OF_MEMORY = 0.95
 # A tier's Config wants bytes where only the serving machine can tell them.
 _STAND_IN = 1 << 40
 
@@ -86,7 +94,7 @@ class TierSpec(BaseModel):
             ) from error
 
     def _whole_bytes(self, engines: int, promised: int) -> int | None:
-        if self.type == "cpu":
+        if self.type == CPU:
             return max(0, available_bytes() // engines - promised)
         path = getattr(self.options, "path", None)
         return None if path is None or "://" in str(path) else file_system_bytes(str(path))
@@ -136,7 +144,7 @@ class EntryReader:
             )
             return []
         specs = {index: self._tier(index, entry) for index, entry in enumerate(raw)}
-        self._check_order({index: spec for index, spec in specs.items() if spec is not None})
+        self._check_together({index: spec for index, spec in specs.items() if spec is not None})
         return [spec for spec in specs.values() if spec is not None]
 
     def policy(self) -> PolicySpec | None:
@@ -171,20 +179,33 @@ class EntryReader:
         if not isinstance(entry, Mapping):
             self._refuse(path, entry, "it must be a name, or a mapping with a 'type' and options.")
             return None
-        if not isinstance(entry.get("type"), str):
-            known = f"it must be the name of a tier or policy. Written here: {', '.join(entry)}."
-            self._refuse(f"{path}.type", entry.get("type"), known)
+        options = {str(key): value for key, value in entry.items()}
+        if "type" not in options:
+            self.problems.append(_without_type(path, options, self._layers.origin(path)))
             return None
-        return {str(key): value for key, value in entry.items()}
+        if not isinstance(options["type"], str):
+            self._refuse(
+                f"{path}.type", options["type"], "it must be the name of a tier or policy."
+            )
+            return None
+        return options
 
     def _class(self, registry: Registry[Any], path: str, options: Mapping[str, Any] | None) -> Any:
         if options is None:
             return None
+        name = options["type"]
         try:
-            return registry.get(options["type"])
-        except (UnknownNameError, DuplicateNameError, ImportError, TypeError) as error:
-            self._refuse(f"{path}.type", options["type"], str(error))
-            return None
+            return registry.get(name)
+        except DuplicateNameError as error:
+            # It is about what is installed and not about this entry: every entry hears of it.
+            if str(error) not in self.problems:
+                self.problems.append(str(error))
+        except UnknownNameError as error:
+            is_gpu = registry is TIERS and name.lower() == GPU
+            self._refuse(f"{path}.type", name, _GPU_IS_VLLMS if is_gpu else str(error))
+        except (ImportError, TypeError) as error:
+            self._refuse(f"{path}.type", name, str(error))
+        return None
 
     def _name(self, path: str, options: dict[str, Any]) -> str:
         name = options.pop("name", options["type"])
@@ -202,19 +223,32 @@ class EntryReader:
         if "capacity" not in config.model_fields:
             return None
         capacity = _DEFAULT_CAPACITY.get(options["type"])
-        if options.get("capacity") is not None:
+        written = options.get("capacity")
+        if written is not None:
             try:
-                capacity = Capacity.parse(options["capacity"])
+                capacity = Capacity.parse(written)
             except ValueError as error:
-                self._refuse(f"{path}.capacity", options["capacity"], f"{error}.")
+                self._refuse(f"{path}.capacity", written, f"{error}.")
+                options["capacity"] = _STAND_IN  # so that the tier's Config does not tell it again
+        if (
+            options["type"] == CPU
+            and capacity is not None
+            and (capacity.share or 0) > _MOST_OF_MEMORY
+        ):
+            self._refuse(
+                f"{path}.capacity",
+                written,
+                "the engine needs a part of the memory that is free when the server starts. Take "
+                f"at most {_MOST_OF_MEMORY:.0%} of it.",
+            )
         if capacity is not None:
             options["capacity"] = _STAND_IN if capacity.nbytes is None else capacity.nbytes
         return capacity
 
     def _expand_path(self, path: str, options: dict[str, Any]) -> None:
         written = options.get("path")
-        if not isinstance(written, str) or "://" in written:
-            return
+        if not isinstance(written, str) or not written or "://" in written:
+            return  # nothing to expand; the tier itself knows what it takes
         expanded = os.path.expandvars(written)
         if unset := re.search(r"\$\{?\w+\}?", expanded):
             self._refuse(
@@ -235,26 +269,67 @@ class EntryReader:
             self.problems += from_pydantic(error, model, locate, path, also_known=[also_known])
             return None
 
-    def _check_order(self, specs: Mapping[int, TierSpec]) -> None:
-        """The names must differ, and the arena is the first tier and no other."""
-        first: dict[str, int] = {}
+    def _check_together(self, specs: Mapping[int, TierSpec]) -> None:
+        """The arena is the first tier and no other; names and folders must differ."""
+        names: dict[str, int] = {}
+        folders: dict[tuple[str, str], int] = {}
         for index, spec in specs.items():
-            other = first.setdefault(spec.name, index)
-            if other != index:
-                self._refuse(
-                    f"tiers[{index}]",
-                    spec.name,
-                    f"tiers[{other}] is called that already. Remove one of the two, or give one of "
-                    "them another 'name'.",
-                )
-            elif (index == 0) != (spec.type == "cpu"):
+            # Where the first entry has a problem of its own, nobody knows what it was to be.
+            if 0 in specs and (index == 0) != (spec.type == CPU):
                 self._refuse(
                     f"tiers[{index}]",
                     spec.type,
                     "the first tier is always 'cpu', since all KV comes and goes through it, and "
                     "no other one is. Put cpu first in 'tiers'.",
                 )
+                continue
+            self._check_name(index, spec, names.setdefault(spec.name, index))
+            if folder := _folder(spec):
+                self._check_folder(index, spec, folders.setdefault((spec.type, folder), index))
+
+    def _check_name(self, index: int, spec: TierSpec, first: int) -> None:
+        path = f"tiers[{index}]"
+        if spec.type == CPU and spec.name != CPU:
+            self._refuse(f"{path}.name", spec.name, "the cpu tier is always called 'cpu'.")
+        elif spec.type != CPU and spec.name in (CPU, GPU):
+            self._refuse(
+                f"{path}.name",
+                spec.name,
+                f"metrics call another tier that. Give this one another name, such as "
+                f"'{spec.type}'.",
+            )
+        elif first != index:
+            self._refuse(
+                path,
+                spec.name,
+                f"tiers[{first}] is called that already. Remove one of the two, or give one of "
+                "them another 'name'.",
+            )
+
+    def _check_folder(self, index: int, spec: TierSpec, first: int) -> None:
+        if first != index:
+            self._refuse(
+                f"tiers[{index}].path",
+                str(getattr(spec.options, "path", None)),
+                f"tiers[{first}] lies in that folder already. Remove one of the two, or give one "
+                "of them another 'path'.",
+            )
 
     def _refuse(self, path: str, value: object, why: str) -> None:
         origin = self._layers.origin(path)
         self.problems.append(f"{path} is {value!r} (from {origin}): {why}")
+
+
+def _without_type(path: str, options: Mapping[str, Any], origin: str) -> str:
+    near = difflib.get_close_matches("type", options, n=1)
+    guess = f" Did you mean 'type' by '{near[0]}'?" if near else ""
+    return (
+        f"{path}.type is missing (from {origin}): it must be the name of a tier or policy. "
+        f"Written here: {', '.join(options) or 'nothing'}.{guess}"
+    )
+
+
+def _folder(spec: TierSpec) -> str | None:
+    """Where the tier lies, the same text for all ways to write one folder."""
+    path = getattr(spec.options, "path", None)
+    return None if path is None else os.path.realpath(path)

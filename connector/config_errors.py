@@ -4,12 +4,22 @@ from __future__ import annotations
 
 import difflib
 import typing
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
 
 Locate = Callable[[str], str]
 """Says where a dotted path was written, such as ``file /etc/kvtiers.yaml:3``."""
+
+# By pydantic's type of an error, where its own words are not a user's.
+_SAYS: Mapping[str, str] = {
+    **dict.fromkeys(("bool_parsing", "bool_type"), "it must be true or false"),
+    **dict.fromkeys(("int_parsing", "int_type", "int_from_float"), "it must be a whole number"),
+    **dict.fromkeys(("float_parsing", "float_type"), "it must be a number"),
+    "string_type": "it must be a text, in quotes",
+    "path_type": "it must be a path, in quotes",
+}
 
 
 class ConfigError(ValueError):
@@ -63,17 +73,27 @@ def from_pydantic(
         path = _dotted(prefix, item["loc"])
         if item["type"] == "extra_forbidden":
             owner = _model_at(model, item["loc"][:-1])
-            known = [*owner.model_fields, *(also_known if owner is model else ())]
+            known = [*options_of(owner), *(also_known if owner is model else ())]
             paragraphs.append(unknown_key(path, known, locate(path)))
         elif item["type"] == "missing":
             paragraphs.append(f"{path} is missing.{_purpose(model, item['loc'])} Set it.")
         else:
-            message = item["msg"].removeprefix("Value error, ").rstrip(".") + "."
+            message = _message(item)
             if item["loc"]:
                 written = f"{path} is {item['input']!r} (from {locate(path)})"
                 message = f"{written}: {message}{_purpose(model, item['loc'])}"
             paragraphs.append(message if item["loc"] or not path else f"{path}: {message}")
     return paragraphs
+
+
+def options_of(model: type[BaseModel]) -> list[str]:
+    """The fields that can be set; an excluded one is there for the model's base only."""
+    return [key for key, field in model.model_fields.items() if not field.exclude]
+
+
+def _message(item: ErrorDetails) -> str:
+    says = item["msg"].removeprefix("Value error, ").replace("Input should be", "it must be")
+    return _SAYS.get(item["type"], says).rstrip(".") + "."
 
 
 def _dotted(prefix: str, loc: Sequence[int | str]) -> str:

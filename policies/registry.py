@@ -9,7 +9,7 @@ from __future__ import annotations
 import difflib
 from functools import cached_property
 from importlib.metadata import EntryPoint, entry_points
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 T = TypeVar("T")
 
@@ -62,31 +62,41 @@ class Registry(Generic[T]):
         Raises:
             UnknownNameError: nothing is registered under that name.
             ImportError: it is, but one of its dependencies is not installed, or
-                its module lacks the class.
-            TypeError: what is registered is not a subclass of the base class.
+                its module lacks the class or raises something.
+            TypeError: what is registered is not a subclass of the base class, or
+                lacks methods that one must have.
 
         """
         try:
             point = self._points[name]
         except KeyError:
             raise UnknownNameError(self._unknown(name)) from None
-        try:
-            cls = point.load()
-        except ImportError as error:
-            raise ImportError(
-                f"The {self.kind} '{name}' from {_origin(point)} needs a package that is not "
-                f"installed: {error}.{_advice(point)}"
-            ) from error
-        except AttributeError as error:
-            raise ImportError(
-                f"The {self.kind} '{name}' from {_origin(point)} cannot be loaded: {error}."
-            ) from error
+        cls = self._load(point)
         if not (isinstance(cls, type) and issubclass(cls, self._base)):
             raise TypeError(
                 f"The {self.kind} '{name}' from {_origin(point)} is not a subclass of "
                 f"{self._base.__module__}.{self._base.__qualname__}."
             )
+        if missing := getattr(cls, "__abstractmethods__", None):
+            raise TypeError(
+                f"The {self.kind} '{name}' from {_origin(point)} lacks methods that every "
+                f"{self.kind} must have: {', '.join(sorted(missing))}."
+            )
         return cls
+
+    def _load(self, point: EntryPoint) -> Any:
+        try:
+            return point.load()
+        except ImportError as error:
+            raise ImportError(
+                f"The {self.kind} '{point.name}' from {_origin(point)} needs a package that is not "
+                f"installed: {error}.{_advice(point)}"
+            ) from error
+        except Exception as error:  # a stranger's module may raise anything
+            text = " ".join(f"{type(error).__name__}: {error}".split()).rstrip(".: ")
+            raise ImportError(
+                f"The {self.kind} '{point.name}' from {_origin(point)} cannot be loaded: {text}."
+            ) from error
 
     def _unknown(self, name: str) -> str:
         known = self.names()

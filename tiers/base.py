@@ -17,16 +17,19 @@ method is treated as ``FAILED`` for the chunks of that call.
 from __future__ import annotations
 
 import enum
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, field_validator
 
 # Payload buffers start on this boundary and their length is a multiple of it, so
 # that O_DIRECT can read into them and write from them.
 ALIGNMENT = 4096
+# Threads wait for a device, and no device answers faster for more of them than this.
+MAX_THREADS = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,16 +140,33 @@ class TierConfig(BaseModel):
     Attributes:
         type: the tier's registered name.
         deadline: seconds a load from this tier may take before the chunk counts
-            as a miss.
-        threads: worker threads the hierarchy runs for this tier.
+            as a miss; above 0 and finite.
+        threads: worker threads the hierarchy runs for this tier, 1 to ``MAX_THREADS``.
 
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     type: str
-    deadline: float = Field(default=5.0, gt=0)
-    threads: int = Field(default=4, ge=1)
+    deadline: float = 5.0
+    threads: int = 4
+
+    # Validators, and not bounds of the fields, because a tier that declares a field
+    # again, for another default, loses its bounds and keeps its validators.
+
+    @field_validator("deadline", mode="before")
+    @classmethod
+    def _finite(cls, value: object) -> object:
+        if type(value) in (int, float) and 0 < value < math.inf:  # type: ignore[operator]
+            return value
+        raise ValueError("it must be a number of seconds above 0, without a unit, such as 5")
+
+    @field_validator("threads", mode="before")
+    @classmethod
+    def _countable(cls, value: object) -> object:
+        if type(value) is int and 1 <= value <= MAX_THREADS:
+            return value
+        raise ValueError(f"it must be a whole number from 1 to {MAX_THREADS}")
 
 
 class Tier(ABC):

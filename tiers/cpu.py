@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator, Sequence
+from typing import NoReturn
 
 from kvtiers.tiers.arena import Arena
 from kvtiers.tiers.base import (
@@ -19,6 +20,7 @@ from kvtiers.tiers.base import (
     WriteOutcome,
 )
 from kvtiers.tiers.populate import Populator
+from pydantic import Field, field_validator
 
 
 class CpuTier(Tier):
@@ -47,6 +49,17 @@ class CpuTier(Tier):
 
         type: str = "cpu"
         capacity: int
+        # Excluded: no options of this tier.
+        deadline: float = Field(default=5.0, exclude=True)
+        threads: int = Field(default=4, exclude=True)
+
+        @field_validator("deadline", "threads", mode="before")
+        @classmethod
+        def _not_here(cls, _value: object) -> NoReturn:
+            raise ValueError(
+                "the cpu tier has neither a deadline nor threads, as the engine makes its "
+                "copies. Leave it out"
+            )
 
     config: Config
 

@@ -31,9 +31,15 @@ from kvtiers.tiers.fs_layout import Layout, Place, private_folder
 from kvtiers.tiers.fs_ledger import Ledger
 from kvtiers.tiers.fs_namespace import NamespaceBook
 from kvtiers.tiers.fs_quarantine import set_aside
-from kvtiers.tiers.fs_root import check_capacity, choose_direct, default_root, prepare_root
+from kvtiers.tiers.fs_root import (
+    check_capacity,
+    choose_direct,
+    default_root,
+    local_path,
+    prepare_root,
+)
 from kvtiers.tiers.fs_scan import Scanner
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Field
 
 logger = logging.getLogger(__name__)
 
@@ -93,14 +99,16 @@ class FsTier(Tier):
         # times, eight no faster; on a mount, where a call waits longer, more
         # threads overlap more.
         threads: int = 4
-        path: Annotated[Path, AfterValidator(Path.expanduser)] = Field(default_factory=default_root)
+        path: Annotated[Path, BeforeValidator(local_path), AfterValidator(Path.expanduser)] = Field(
+            default_factory=default_root
+        )
         capacity: int | None = None
         # From a local disk with nothing cached, O_DIRECT read 1.0 to 1.8 times as
         # fast as buffered reads, for half the CPU time. Buffered is 5 times as fast
         # for what is still in the page cache, and 2 times for writes, until the
         # device has to catch up; but that takes memory the CPU tier would use
         # better, as it holds each chunk once and knows what to evict.
-        direct: bool | Literal["auto"] = "auto"
+        direct: Literal["auto", True, False] = "auto"
         fsync: bool = False
 
     shared: ClassVar[bool] = True

@@ -19,6 +19,18 @@ def default_root() -> Path:
     return (Path(cache) if os.path.isabs(cache) else Path.home() / ".cache") / "kvtiers"
 
 
+def local_path(value: object) -> object:
+    """``value``; raises ValueError if it is a text that names no folder of this machine."""
+    if value == "":
+        raise ValueError("it is empty. Name a folder, or leave 'path' out for the default")
+    if isinstance(value, str) and "://" in value:
+        raise ValueError(
+            "this release's filesystem tier takes local and mounted paths only, and no URLs. "
+            "Mount it, and name the folder where it is mounted"
+        )
+    return value
+
+
 def check_capacity(capacity: int | None, chunk_bytes: int) -> None:
     """Raise TierConfigError if not one chunk fits."""
     if capacity is not None and capacity < chunk_bytes:

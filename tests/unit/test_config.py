@@ -1,4 +1,5 @@
 import json
+import math
 import textwrap
 from pathlib import Path
 
@@ -8,8 +9,9 @@ from hypothesis import strategies as st
 from kvtiers.connector.config import Config, load, resolve_blocks_per_chunk, values
 from kvtiers.connector.config_errors import ConfigError
 from kvtiers.connector.sizes import file_system_bytes
-from kvtiers.tiers import TIERS
+from kvtiers.tiers import TIERS, TierConfig
 from kvtiers.tiers.host_memory import available_bytes
+from pydantic import ValidationError
 
 MIB = 1 << 20
 
@@ -180,10 +182,10 @@ def test_engines_of_one_host_divide_its_memory():
 
 
 def test_memory_that_is_promised_but_not_yet_used_is_not_free():
-    config = load({"tiers": [{"type": "cpu", "capacity": "100%"}]}, {}).config
-    (all_of_it,) = config.tier_configs(MIB)
-    (rest,) = config.tier_configs(MIB, promised_bytes=all_of_it.capacity * 3 // 4)
-    assert rest.capacity == pytest.approx(all_of_it.capacity / 4, rel=0.3)
+    config = load({"tiers": [{"type": "cpu", "capacity": "90%"}]}, {}).config
+    (most_of_it,) = config.tier_configs(MIB)
+    (rest,) = config.tier_configs(MIB, promised_bytes=available_bytes() * 3 // 4)
+    assert rest.capacity == pytest.approx(most_of_it.capacity / 4, rel=0.3)
 
 
 def test_the_filesystem_tier_takes_no_more_than_100_gib_unless_told():
@@ -237,6 +239,22 @@ def test_a_capacity_that_is_none_says_what_one_is():
         "tiers[0].capacity is 'lots' (from kv_connector_extra_config): 'lots' is neither a size "
         "nor a share; write for example 8GiB, 20GB, 1073741824, 25% or 0.25."
     )
+
+
+def test_a_third_partys_bad_capacity_is_told_once(third_party):
+    text = problem({"tiers": ["cpu", {"type": "acme", "capacity": -5}]})
+    assert text.startswith(
+        "tiers[1].capacity is -5 (from kv_connector_extra_config): -5 is neither"
+    )
+
+
+@pytest.mark.parametrize("capacity", ["100%", "96%", 0.96])
+def test_nearly_all_of_the_memory_is_refused_for_the_cpu_tier_only(capacity):
+    assert problem({"tiers": [{"type": "cpu", "capacity": capacity}]}) == (
+        f"tiers[0].capacity is {capacity!r} (from kv_connector_extra_config): the engine needs a "
+        "part of the memory that is free when the server starts. Take at most 95% of it."
+    )
+    load({"tiers": [{"type": "cpu", "capacity": "95%"}, {"type": "fs", "capacity": capacity}]}, {})
 
 
 # Chunk sizes ----------------------------------------------------------------
@@ -309,6 +327,16 @@ def test_unknown_tier():
     assert text.endswith("Did you mean 'fs'?")
 
 
+def test_two_packages_that_offer_one_name_are_told_once(third_party, tmp_path):
+    info = tmp_path / "emca-1.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: emca\nVersion: 1\n")
+    (info / "entry_points.txt").write_text("[kvtiers.tiers]\nacme = emca:Tier\n")
+    assert problem({"tiers": ["cpu", "fs", "acme"]}).startswith(
+        "Two packages offer a tier named 'acme': "
+    )
+
+
 def test_unknown_policy_and_unknown_option_of_a_known_one():
     assert "policy.type is 'lruu'" in problem({"policy": "lruu"})
     text = problem({"policy": {"type": "lru", "agee": 1}})
@@ -327,6 +355,46 @@ def test_two_tiers_of_one_type_may_differ_in_name():
     assert [t.name for t in load({"tiers": tiers}, {}).config.tiers] == ["cpu", "fs", "lustre"]
 
 
+@pytest.mark.parametrize("name", ["cpu", "gpu"])
+def test_no_tier_takes_a_name_that_metrics_have_for_another(name):
+    assert problem({"tiers": ["cpu", {"type": "fs", "name": name}]}) == (
+        f"tiers[1].name is '{name}' (from kv_connector_extra_config): metrics call another tier "
+        "that. Give this one another name, such as 'fs'."
+    )
+
+
+def test_the_cpu_tier_has_its_name():
+    assert problem({"tiers": [{"type": "cpu", "name": "ram"}]}) == (
+        "tiers[0].name is 'ram' (from kv_connector_extra_config): the cpu tier is always called "
+        "'cpu'."
+    )
+
+
+def test_the_gpu_tier_is_not_listed():
+    assert problem({"tiers": ["gpu", "cpu", "fs"]}) == (
+        "tiers[0].type is 'gpu' (from kv_connector_extra_config): the GPU tier is vLLM's own "
+        "prefix cache. It is always there, above the first tier, and is not listed. Leave it out."
+    )
+    assert "Unknown policy 'gpu'" in problem({"policy": "gpu"})
+
+
+def test_two_tiers_in_one_folder_are_both_named_however_it_is_written(tmp_path):
+    (tmp_path / "link").symlink_to(tmp_path / "kv")
+    tiers = [
+        "cpu",
+        {"type": "fs", "path": f"{tmp_path}/kv"},
+        {"type": "fs", "name": "b", "path": f"{tmp_path}/x/../kv/"},
+        {"type": "fs", "name": "c", "path": f"{tmp_path}/link"},
+        {"type": "fs", "name": "d", "path": f"{tmp_path}/other"},
+    ]
+    second, third = problems({"tiers": tiers})
+    assert second == (
+        f"tiers[2].path is '{tmp_path}/kv' (from kv_connector_extra_config): tiers[1] lies in "
+        "that folder already. Remove one of the two, or give one of them another 'path'."
+    )
+    assert third.startswith(f"tiers[3].path is '{tmp_path}/link'")
+
+
 @pytest.mark.parametrize("tiers", [["fs"], ["fs", "cpu"], ["cpu", {"type": "cpu", "name": "b"}]])
 def test_cpu_is_the_first_tier_and_no_other(tiers):
     assert any("the first tier is always 'cpu'" in text for text in problems({"tiers": tiers}))
@@ -339,8 +407,12 @@ def test_tiers_must_be_a_list(tiers):
 
 def test_an_entry_without_a_type_shows_what_it_has():
     text = problem({"tiers": ["cpu", {"typ": "fs"}]})
-    assert text.startswith("tiers[1].type is None")
-    assert "Written here: typ." in text
+    assert text == (
+        "tiers[1].type is missing (from kv_connector_extra_config): it must be the name of a tier "
+        "or policy. Written here: typ. Did you mean 'type' by 'typ'?"
+    )
+    assert "Written here: nothing." in problem({"tiers": ["cpu", {}]})
+    assert problem({"policy": {"type": 3}}).startswith("policy.type is 3 (from")
 
 
 @pytest.mark.parametrize(
@@ -366,6 +438,69 @@ def test_a_wrong_value_says_what_is_allowed_and_what_the_key_is(value):
     assert text.startswith(f"canonical_layout is {value!r} (from kv_connector_extra_config): ")
     assert "'auto', True or False" in text
     assert text.endswith("It is whether KV is stored independently of the tensor-parallel shape.")
+
+
+# Options of tiers -----------------------------------------------------------
+
+
+@pytest.mark.parametrize("value", [0, -1, 257, True, 2.5, "4", None])
+@pytest.mark.parametrize("tier", TIERS.names())
+def test_every_tier_refuses_a_number_of_threads_that_is_none(tier, value):
+    with pytest.raises(ValidationError, match=r"threads\n"):
+        TIERS.get(tier).Config(capacity=MIB, threads=value)
+
+
+@pytest.mark.parametrize("value", [0, -1, math.inf, math.nan, True, "5s", None])
+@pytest.mark.parametrize("tier", TIERS.names())
+def test_every_tier_refuses_a_deadline_that_is_none(tier, value):
+    with pytest.raises(ValidationError, match=r"deadline\n"):
+        TIERS.get(tier).Config(capacity=MIB, deadline=value)
+
+
+def test_a_tier_that_declares_a_common_option_again_keeps_its_bounds():
+    class Again(TierConfig):
+        type: str = "again"
+        threads: int = 8
+        deadline: float = 1.0
+
+    assert Again(threads=1, deadline=2).threads == 1
+    for wrong in ({"threads": 0}, {"deadline": math.inf}):
+        with pytest.raises(ValidationError):
+            Again(**wrong)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "says"),
+    [
+        ("threads", 0, "it must be a whole number from 1 to 256."),
+        ("deadline", "5s", "it must be a number of seconds above 0, without a unit, such as 5."),
+        ("direct", "maybe", "it must be 'auto', True or False."),
+        ("fsync", 3, "it must be true or false."),
+        ("path", 7, "it must be a path, in quotes."),
+        ("path", "", "it is empty. Name a folder, or leave 'path' out for the default."),
+        (
+            "path",
+            "s3://bucket/x",
+            "this release's filesystem tier takes local and mounted paths only, and no URLs. "
+            "Mount it, and name the folder where it is mounted.",
+        ),
+    ],
+)
+def test_a_wrong_option_of_a_filesystem_tier_says_in_one_line_what_is_allowed(key, value, says):
+    assert problem({"tiers": ["cpu", {"type": "fs", key: value}]}) == (
+        f"tiers[1].{key} is {value!r} (from kv_connector_extra_config): {says}"
+    )
+
+
+@pytest.mark.parametrize("key", ["threads", "deadline"])
+def test_the_cpu_tier_has_no_threads_and_no_deadline(key):
+    assert problem({"tiers": [{"type": "cpu", key: 4}]}) == (
+        f"tiers[0].{key} is 4 (from kv_connector_extra_config): the cpu tier has neither a "
+        "deadline nor threads, as the engine makes its copies. Leave it out."
+    )
+    assert f"tiers[0].{key}" not in load({}, {}).origins
+    text = problem({"tiers": [{"type": "cpu", "thread": 4}]})
+    assert text.endswith("Known here: capacity, name, type. Correct it or leave it out.")
 
 
 KEYS = st.sampled_from(

@@ -8,6 +8,7 @@ import pytest
 from kvtiers.policies import POLICIES, Policy, Registry
 from kvtiers.policies.lru import LruPolicy
 from kvtiers.policies.registry import DuplicateNameError, UnknownNameError
+from kvtiers.tiers import Tier
 
 GROUP = "kvtiers_test.policies"
 
@@ -147,3 +148,36 @@ def test_a_name_that_is_missing_from_its_module_names_the_package(install, regis
     install("theirs", POLICY_MODULE, gone="theirs:NoSuchClass")
     with pytest.raises(ImportError, match=r"theirs:NoSuchClass \(theirs\)"):
         registry.get("gone")
+
+
+@pytest.mark.parametrize(
+    ("source", "says"),
+    [
+        ("1 / 0", "ZeroDivisionError: division by zero."),
+        ("raise RuntimeError('no\\n  driver.')", "RuntimeError: no driver."),
+        ("raise ValueError", "ValueError."),
+    ],
+)
+def test_a_module_that_raises_is_told_in_one_paragraph(install, registry, source, says) -> None:
+    install("theirs", source, mine="theirs:Mine")
+    with pytest.raises(ImportError) as caught:
+        registry.get("mine")
+    assert str(caught.value) == (
+        f"The policy 'mine' from theirs:Mine (theirs) cannot be loaded: {says}"
+    )
+
+
+def test_a_class_without_all_methods_is_refused_with_the_ones_it_lacks(install) -> None:
+    source = """
+from kvtiers.tiers import Tier
+
+class Half(Tier):
+    contains = read = write = usage = None
+"""
+    install("theirs", source, half="theirs:Half")
+    with pytest.raises(TypeError) as caught:
+        Registry(GROUP, "tier", Tier).get("half")
+    assert str(caught.value) == (
+        "The tier 'half' from theirs:Half (theirs) lacks methods that every tier must have: "
+        "remove, scan."
+    )
