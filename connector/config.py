@@ -16,7 +16,7 @@ from kvtiers.connector.config_entries import EntryReader, PolicySpec, TierSpec
 from kvtiers.connector.config_errors import ConfigError, from_pydantic, options_of, unknown_key
 from kvtiers.connector.config_sources import EXTRA, Layers, Source, gather
 from kvtiers.tiers import TierConfig
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 _DEFAULTS = Source("default", {"tiers": ["cpu", "fs"], "policy": "lru"})
 
@@ -58,6 +58,12 @@ class Settings(BaseModel):
     self_describing_kv_events: bool = Field(
         default=False, description="whether KV events carry the tokens of their blocks"
     )
+
+    @field_validator("weights_version", mode="before")
+    @classmethod
+    def _version_as_text(cls, value: object) -> object:
+        # No float: from JSON 1.10 arrives as 1.1, and nobody can see how it was written.
+        return str(value) if type(value) is int else value
 
     @model_validator(mode="after")
     def _one_chunk_size(self) -> Settings:
@@ -124,19 +130,25 @@ class Loaded:
     warnings: tuple[str, ...] = ()
 
 
-def load(extra_config: Mapping[str, Any], environ: Mapping[str, str]) -> Loaded:
+def load(
+    extra_config: Mapping[str, Any],
+    environ: Mapping[str, str],
+    file_named_by: str | None = None,
+) -> Loaded:
     """Read and check a configuration from all its sources.
 
     Args:
         extra_config: vLLM's ``kv_connector_extra_config``; its ``config`` may name a
             YAML or JSON file, as may the variable ``KVTIERS_CONFIG``.
         environ: ``KVTIERS_<KEY>`` sets a top-level key, in YAML.
+        file_named_by: what put ``config`` into ``extra_config``, if not the user, such
+            as a command line option; for error texts.
 
     Raises:
         ConfigError: it cannot work; every problem found is in the text.
 
     """
-    found = gather(extra_config, environ, list(Config.model_fields))
+    found = gather(extra_config, environ, list(Config.model_fields), file_named_by)
     owners = {**dict.fromkeys(_DEFAULTS.values, _DEFAULTS), **found.owners}
     layers = Layers(owners, found.warnings)
     reader = EntryReader(layers)
@@ -165,7 +177,8 @@ def values(config: Config) -> Iterator[tuple[str, object]]:
     for key, value in config.policy.options:
         yield f"policy.{key}", value
     for key in Settings.model_fields:
-        yield key, getattr(config, key)
+        counts_blocks = key == "blocks_per_chunk" and config.chunk_size is None
+        yield key, resolve_blocks_per_chunk(config, ()) if counts_blocks else getattr(config, key)
 
 
 def resolve_blocks_per_chunk(config: Config, block_tokens: Sequence[int]) -> int:
@@ -222,6 +235,8 @@ def _unknown(key: str, layers: Layers) -> str:
             f"{key} (from {origin}) belongs to vLLM's own offloading and sets nothing in kvtiers: "
             f"{_VLLM_KEYS[key]}."
         )
+    if key == "config":
+        return f"config (from {origin}): a file cannot name another one. Move its keys here."
     also = ["config"] if origin == EXTRA else []
     return unknown_key(key, [*Config.model_fields, *also], origin)
 

@@ -22,6 +22,8 @@ EXTRA = "kv_connector_extra_config"
 PREFIX = "KVTIERS_"
 # Variables that other parts of kvtiers read.
 _OTHER_VARIABLES = ("KVTIERS_CONFIG", "KVTIERS_TRACES")
+# Texts however they look, since YAML would make one number of the versions 1.1 and 1.10.
+_TEXTS = frozenset({"weights_version"})
 
 
 @dataclass(frozen=True)
@@ -71,13 +73,19 @@ class Layers:
         return owner.origin(path) if owner is not None else "default"
 
 
-def gather(extra: Mapping[str, Any], environ: Mapping[str, str], known: list[str]) -> Layers:
+def gather(
+    extra: Mapping[str, Any],
+    environ: Mapping[str, str],
+    known: list[str],
+    file_named_by: str | None = None,
+) -> Layers:
     """Read every source.
 
     Args:
         extra: vLLM's ``kv_connector_extra_config``.
         environ: the process's environment.
         known: top-level keys that an environment variable may set.
+        file_named_by: what put ``config`` into ``extra``, if not the user.
 
     Raises:
         ConfigError: a file or a variable cannot be read.
@@ -85,8 +93,10 @@ def gather(extra: Mapping[str, Any], environ: Mapping[str, str], known: list[str
     """
     given = {key: value for key, value in extra.items() if key != "config"}
     file = extra.get("config", environ.get("KVTIERS_CONFIG"))
+    if file_named_by is None:
+        file_named_by = f"'config' in {EXTRA}" if "config" in extra else "KVTIERS_CONFIG"
     variables, warnings = _from_environment(environ, known)
-    sources = [_from_file(file, extra)] if file is not None else []
+    sources = [_from_file(file, file_named_by)] if file is not None else []
     sources += [*variables, Source(EXTRA, given)]
     owners = {key: source for source in sources for key in source.values}
     return Layers(owners, tuple(warnings))
@@ -100,24 +110,24 @@ def _from_environment(
     for variable, text in environ.items():
         if variable in by_variable:
             label = f"environment {variable}"
-            sources.append(Source(label, {by_variable[variable]: _yaml_value(text, label)}))
+            key = by_variable[variable]
+            sources.append(Source(label, {key: _yaml_value(key, text, label)}))
         elif variable.startswith(PREFIX) and variable not in _OTHER_VARIABLES:
             guess = did_you_mean(variable, [*by_variable, *_OTHER_VARIABLES])
             warnings.append(f"The environment variable {variable} sets nothing in kvtiers.{guess}")
     return sources, warnings
 
 
-def _yaml_value(text: str, label: str) -> Any:
+def _yaml_value(key: str, text: str, label: str) -> Any:
     try:
-        return yaml.safe_load(text)
+        return _as_written(key, yaml.safe_load(text), yaml.compose(text, Loader=yaml.SafeLoader))
     except yaml.YAMLError as error:
         raise ConfigError(
             [f"The value of {label} is not YAML: {_one_line(error)}. It reads {text!r}."]
         ) from error
 
 
-def _from_file(name: object, extra: Mapping[str, Any]) -> Source:
-    named_by = f"'config' in {EXTRA}" if "config" in extra else "KVTIERS_CONFIG"
+def _from_file(name: object, named_by: str) -> Source:
     if not isinstance(name, str) or not name:
         raise ConfigError(
             [f"config is {name!r} (from {named_by}): it must be the path of a YAML or JSON file."]
@@ -127,7 +137,7 @@ def _from_file(name: object, extra: Mapping[str, Any]) -> Source:
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or error
+        reason = getattr(error, "strerror", None) or "it is no text in UTF-8"
         raise ConfigError(
             [
                 f"The configuration file {path}, which {named_by} names, cannot be read: {reason}. "
@@ -150,14 +160,30 @@ def _parse(text: str, path: Path) -> tuple[Any, dict[str, int]]:
     try:
         if path.suffix == ".json":
             return json.loads(text), {}
-        values = yaml.safe_load(text)
-        node = yaml.compose(text, Loader=yaml.SafeLoader)
-        return ({}, {}) if node is None else (values, dict(_walk(node, "", path)))
+        return _parse_yaml(text, path)
     except (yaml.YAMLError, json.JSONDecodeError) as error:
         kind = "JSON" if path.suffix == ".json" else "YAML"
         raise ConfigError(
             [f"The configuration file {path} is not valid {kind}: {_one_line(error)}."]
         ) from error
+
+
+def _parse_yaml(text: str, path: Path) -> tuple[Any, dict[str, int]]:
+    values = yaml.safe_load(text)
+    node = yaml.compose(text, Loader=yaml.SafeLoader)
+    if node is None:
+        return {}, {}
+    lines = dict(_walk(node, "", path))
+    if isinstance(values, dict) and isinstance(node, yaml.MappingNode):
+        nodes = {key.value: item for key, item in node.value}
+        values = {key: _as_written(key, value, nodes.get(key)) for key, value in values.items()}
+    return values, lines
+
+
+def _as_written(key: str, value: Any, node: yaml.Node | None) -> Any:
+    """The value, or what its node reads if the key's values are texts."""
+    is_text = key in _TEXTS and value is not None and isinstance(node, yaml.ScalarNode)
+    return node.value if is_text and node is not None else value
 
 
 def _walk(node: yaml.Node, path: str, file: Path) -> Iterator[tuple[str, int]]:

@@ -27,10 +27,23 @@ class _Parser(argparse.ArgumentParser):
             )
         super().error(message)
 
+    def unexpected(self, argument: str) -> NoReturn:
+        """Refuse an argument that this command does not take."""
+        if not argument.startswith("-"):
+            self.error(f"one argument too many: '{argument}'")
+        option = argument.partition("=")[0]
+        self.error(f"unknown option '{option}'.{did_you_mean(option, self._option_string_actions)}")
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command. Returns the exit status: 0 good, 1 failed, 2 wrong input."""
-    arguments = _parser().parse_args(argv)
+    words = list(sys.argv[1:] if argv is None else argv)
+    if words[:1] == ["help"]:
+        words = [*words[1:], "--help"]
+    # By itself argparse blames the whole program for a command's unknown option.
+    arguments, unknown = _parser().parse_known_args(words)
+    if unknown:
+        arguments.parser.unexpected(unknown[0])
     run: Callable[[argparse.Namespace], int] = arguments.run
     try:
         status = run(arguments)
@@ -61,7 +74,7 @@ def _parser() -> argparse.ArgumentParser:
         "The exit status is 2 if the configuration cannot work.",
     )
     config_report.add_arguments(config)
-    config.set_defaults(run=config_report.run)
+    config.set_defaults(run=config_report.run, parser=config)
 
     show = commands.add_parser(
         "demo",
@@ -71,6 +84,6 @@ def _parser() -> argparse.ArgumentParser:
         "after a restart.",
     )
     demo.add_arguments(show)
-    show.set_defaults(run=demo.run)
+    show.set_defaults(run=demo.run, parser=show)
     parser.commands = list(commands.choices)
     return parser

@@ -6,25 +6,30 @@ import argparse
 import json
 import os
 import sys
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from kvtiers.connector.config import Loaded, load, values
+from kvtiers.connector.config_errors import ConfigError
+from kvtiers.connector.config_sources import EXTRA
 from kvtiers.connector.sizes import Capacity
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-_NOTES = (
-    "Not checked here, but when the server starts: that each tier's folder or service can be "
-    "reached and has room, that a capacity holds at least one chunk, that chunk_size is a multiple "
-    "of vLLM's block size, and that prefix caching is on. A share is taken of the serving "
-    "machine's free memory or file system."
-)
+_NOTE = "This can work. The server checks folders, free room and block sizes when it starts."
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of ``kvtiers config``."""
-    parser.add_argument("--check", metavar="FILE", help="a YAML or JSON file to check")
+    what = (
+        "a YAML or JSON file to check; or, from a '{' on, the JSON text of --kv-transfer-config or "
+        "of the kv_connector_extra_config in it"
+    )
+    given = parser.add_mutually_exclusive_group()
+    given.add_argument("file", metavar="FILE", nargs="?", help=what)
+    given.add_argument("--check", metavar="FILE", help="the same")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -34,13 +39,39 @@ def run(arguments: argparse.Namespace) -> int:
         ConfigError: it cannot work.
 
     """
-    extra = {} if arguments.check is None else {"config": str(Path(arguments.check).absolute())}
-    loaded = load(extra, os.environ)
+    loaded = _load(arguments)
     for warning in loaded.warnings:
         print(f"kvtiers: {warning}", file=sys.stderr)
     show(loaded, Console())
-    print(f"kvtiers: {_NOTES}", file=sys.stderr)
+    print(f"kvtiers: {_NOTE}", file=sys.stderr)
     return 0
+
+
+def _load(arguments: argparse.Namespace) -> Loaded:
+    by_option = arguments.check is not None
+    named_by = "--check" if by_option else "the command line"
+    given: str | None = arguments.check if by_option else arguments.file
+    if given is None:
+        return load({}, os.environ)
+    if given.lstrip().startswith("{"):
+        return load(_extra_config(given, named_by), os.environ)
+    return load({"config": given}, os.environ, named_by)
+
+
+def _extra_config(text: str, named_by: str) -> Mapping[str, Any]:
+    """What the connector would get: all of ``text``, or that part of a whole transfer config."""
+    try:
+        values: dict[str, Any] = json.loads(text)  # as it starts with a brace
+    except json.JSONDecodeError as error:
+        raise ConfigError([f"The text from {named_by} is not valid JSON: {error}."]) from error
+    if "kv_connector" not in values and EXTRA not in values:
+        return values
+    extra = values.get(EXTRA, {})
+    if not isinstance(extra, dict):
+        raise ConfigError(
+            [f"{EXTRA} is {extra!r} (from {named_by}): it must be a mapping of keys."]
+        )
+    return extra
 
 
 def show(loaded: Loaded, console: Console) -> None:

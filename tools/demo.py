@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import json
 import math
 import os
@@ -86,8 +87,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Run it. 0 if all answers were the same and every tier was hit, else 1."""
     progress = Console(stderr=True)
-    if arguments.prompts < 1:
-        progress.print(f"--prompts is {arguments.prompts}: it must be at least 1.")
+    if problem := _obstacle(arguments):
+        progress.print(problem, markup=False, highlight=False, soft_wrap=True)
         return 2
     # By default the signal ends Python at once, and leaves the server running.
     signal.signal(signal.SIGTERM, lambda _number, _frame: sys.exit(143))
@@ -104,6 +105,25 @@ def run(arguments: argparse.Namespace) -> int:
     for fault in faults:
         progress.print(fault, markup=False)
     return 1 if faults else 0
+
+
+def _obstacle(arguments: argparse.Namespace) -> str | None:
+    """Why it cannot run, known before anything is started; None if nothing is in the way."""
+    if importlib.util.find_spec("vllm") is None:
+        return (
+            f"The demo starts a vLLM server, and vLLM is not installed for {sys.executable}. "
+            "Install it there, without a GPU as 'kvtiers[cpu]'."
+        )
+    if arguments.prompts < 1:
+        return f"--prompts is {arguments.prompts}: it must be at least 1."
+    file: Path | None = arguments.json
+    if file is not None and not _writable(file):
+        return f"--json is {str(file)!r}: it must be a file that this user can write, in a folder."
+    return None
+
+
+def _writable(file: Path) -> bool:
+    return os.access(file if file.exists() else file.parent, os.W_OK) and not file.is_dir()
 
 
 def summarise(answers: Mapping[str, Sequence[Answer]]) -> Result:

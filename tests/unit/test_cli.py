@@ -1,9 +1,11 @@
 """The command line, and the parts of the demo that need no server."""
 
+import importlib.machinery
 import importlib.metadata
 import io
 import subprocess
 import sys
+import types
 
 import pytest
 from kvtiers.tools import cli, config_report, model
@@ -31,7 +33,71 @@ def test_check_prints_each_value_with_its_origin(tmp_path, capsys):
     rows = {line.split()[0]: line.split(maxsplit=1)[1] for line in shown.out.splitlines()}
     assert rows["tiers[0].capacity"].split() == ["8", "GiB", "file", f"{file}:1"]
     assert rows["offload_prompt_only"].split() == ["true", "default"]
-    assert "Not checked here, but when the server starts" in shown.err
+    assert shown.err == (
+        "kvtiers: This can work. The server checks folders, free room and block sizes when it "
+        "starts.\n"
+    )
+
+
+def test_a_file_needs_no_option_to_be_checked(tmp_path, capsys):
+    file = tmp_path / "kvtiers.yaml"
+    file.write_text("chunk_size: 256\n")
+    assert cli.main(["config", "--check", str(file)]) == cli.main(["config", str(file)]) == 0
+    shown = capsys.readouterr().out
+    assert shown[: len(shown) // 2] == shown[len(shown) // 2 :]
+    assert f"file {file}:1" in shown
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"tiers": ["cpu"], "chunk_size": 256}',
+        '{"kv_connector": "TieredKVConnector", "kv_role": "kv_both", '
+        '"kv_connector_extra_config": {"tiers": ["cpu"], "chunk_size": 256}}',
+    ],
+)
+def test_what_the_server_is_given_can_be_checked_as_it_stands(capsys, text):
+    assert cli.main(["config", "--check", text]) == 0
+    rows = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert ["chunk_size", "256", "kv_connector_extra_config"] in rows
+    assert not any(row[0].startswith("tiers[1]") for row in rows)
+
+
+def test_a_transfer_config_without_ours_leaves_the_defaults(capsys):
+    assert cli.main(["config", '{"kv_connector": "TieredKVConnector"}']) == 0
+    assert "tiers[1].type" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ('{"tiers": ', "kvtiers: The text from --check is not valid JSON: Expecting value"),
+        ('{"polcy": 1}', "kvtiers: polcy (from kv_connector_extra_config) is not a key"),
+        (
+            '{"kv_connector_extra_config": 3}',
+            "kvtiers: kv_connector_extra_config is 3 (from --check): it must be a mapping of keys.",
+        ),
+    ],
+)
+def test_a_bad_text_is_told_like_a_bad_file(capsys, text, says):
+    assert cli.main(["config", "--check", text]) == 2
+    assert capsys.readouterr().err.startswith(says)
+
+
+def test_a_file_that_cannot_be_read_was_named_by_the_option(tmp_path, capsys):
+    binary = tmp_path / "binary"
+    binary.write_bytes(b"\xff\xfe\x00")
+    for file, reason in [
+        (tmp_path / "no.yaml", "No such file or directory"),
+        (tmp_path, "Is a directory"),
+        (binary, "it is no text in UTF-8"),
+    ]:
+        for arguments, named_by in [(["--check"], "--check"), ([], "the command line")]:
+            assert cli.main(["config", *arguments, str(file)]) == 2
+            assert capsys.readouterr().err.startswith(
+                f"kvtiers: The configuration file {file}, which {named_by} names, cannot be read: "
+                f"{reason}. "
+            )
 
 
 def test_check_of_a_bad_file_fails_with_a_paragraph_per_problem(tmp_path, capsys):
@@ -72,6 +138,29 @@ def test_a_misspelt_command_is_guessed(capsys):
     assert "unknown command 'confg'. Did you mean 'config'?" in capsys.readouterr().err
 
 
+def test_an_unknown_option_is_the_commands_business(capsys):
+    with pytest.raises(SystemExit) as raised:
+        cli.main(["config", "--chek=x.yaml"])
+    assert raised.value.code == 2
+    shown = capsys.readouterr().err
+    assert shown.startswith("usage: kvtiers config ")
+    assert "unknown option '--chek'. Did you mean '--check'?" in shown
+    with pytest.raises(SystemExit):
+        cli.main(["config", "a.yaml", "b.yaml"])
+    assert "one argument too many: 'b.yaml'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("of", [[], ["config"]])
+def test_help_is_a_command_too(capsys, of):
+    for words in (["help", *of], [*of, "--help"]):
+        with pytest.raises(SystemExit) as raised:
+            cli.main(words)
+        assert raised.value.code == 0
+    shown = capsys.readouterr().out
+    assert shown.startswith("usage: kvtiers")
+    assert shown[: len(shown) // 2] == shown[len(shown) // 2 :]
+
+
 def test_the_installed_command_tells_its_version():
     out = subprocess.run(
         [sys.executable, "-c", "from kvtiers.tools.cli import main; main(['--version'])"],
@@ -95,6 +184,27 @@ GOOD = {
     "cpu": answers((0.3, 0.3, 9.0), 4096, "host"),
     "fs": answers((0.5, 0.4, 0.6), 4096, "disk"),
 }
+
+
+def test_without_vllm_the_demo_says_so_before_all_else(monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "vllm", None)
+    assert cli.main(["demo", "--prompts", "0"]) == 2
+    assert capsys.readouterr().err.startswith(
+        f"The demo starts a vLLM server, and vLLM is not installed for {sys.executable}. "
+    )
+
+
+def test_a_result_that_could_not_be_written_is_told_before_the_demo_runs(
+    tmp_path, monkeypatch, capsys
+):
+    monkeypatch.setitem(sys.modules, "vllm", types.ModuleType("vllm"))
+    sys.modules["vllm"].__spec__ = importlib.machinery.ModuleSpec("vllm", None)
+    for file in (tmp_path, tmp_path / "no" / "result.json"):
+        assert cli.main(["demo", "--json", str(file)]) == 2
+        assert capsys.readouterr().err == (
+            f"--json is {str(file)!r}: it must be a file that this user can write, in a folder.\n"
+        )
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_the_result_has_medians_in_the_promised_shape(tmp_path):

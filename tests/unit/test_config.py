@@ -124,6 +124,27 @@ def test_the_environment_may_name_the_file_and_set_whole_lists(yaml_file):
     assert config.weights_version == "v7"
 
 
+@pytest.mark.parametrize("written", ["3", "1.10", "2026-01-31", "010", "yes", "'3'", "v7"])
+def test_a_weights_version_is_the_text_as_it_is_written(yaml_file, written):
+    file = yaml_file(f"weights_version: {written}\n")
+    text = written.strip("'")
+    assert load({"config": file}, {}).config.weights_version == text
+    assert load({}, {"KVTIERS_WEIGHTS_VERSION": written}).config.weights_version == text
+
+
+def test_a_weights_version_from_json_may_be_a_whole_number_and_no_other():
+    assert load({"weights_version": 3}, {}).config.weights_version == "3"
+    for version in (1.10, True):
+        assert "it must be a text, in quotes. It is a text" in problem({"weights_version": version})
+    assert load({}, {"KVTIERS_WEIGHTS_VERSION": "null"}).config.weights_version is None
+
+
+def test_blocks_per_chunk_shows_what_counts():
+    assert dict(values(load({}, {}).config))["blocks_per_chunk"] == 1
+    assert dict(values(load({"chunk_size": 256}, {}).config))["blocks_per_chunk"] is None
+    assert dict(values(load({"blocks_per_chunk": 4}, {}).config))["blocks_per_chunk"] == 4
+
+
 def test_an_empty_file_sets_nothing(yaml_file):
     assert load({"config": yaml_file("# later\n")}, {}).config == load({}, {}).config
 
@@ -547,6 +568,13 @@ def test_a_missing_file_says_who_named_it(tmp_path):
     text = problem({}, {"KVTIERS_CONFIG": str(tmp_path / "no.yaml")})
     assert "no.yaml, which KVTIERS_CONFIG names, cannot be read: No such file" in text
     assert "'config' in kv_connector_extra_config" in problem({"config": str(tmp_path)})
+
+
+def test_a_file_cannot_name_another(yaml_file):
+    file = yaml_file("config: other.yaml\n")
+    assert problem({"config": file}) == (
+        f"config (from file {file}:1): a file cannot name another one. Move its keys here."
+    )
 
 
 def test_a_key_that_stands_twice_in_a_file_is_refused(yaml_file):
