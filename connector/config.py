@@ -12,9 +12,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from kvtiers.connector.config_entries import EntryReader, PolicySpec, TierSpec
+from kvtiers.connector.config_entries import EntryReader
 from kvtiers.connector.config_errors import ConfigError, from_pydantic, options_of, unknown_key
 from kvtiers.connector.config_sources import EXTRA, Layers, Source, gather
+from kvtiers.connector.config_specs import PolicySpec, TierSpec
 from kvtiers.tiers import TierConfig
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 

@@ -1,4 +1,4 @@
-"""Entries whose options belong to a registered class: tiers and the policy."""
+"""Reads and checks the entries whose options belong to a registered class: tiers and the policy."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from kvtiers.connector.config_errors import ConfigError, from_pydantic
+from kvtiers.connector.config_errors import from_pydantic
 from kvtiers.connector.config_sources import Layers
-from kvtiers.connector.sizes import Capacity, file_system_bytes, format_bytes
+from kvtiers.connector.config_specs import PolicySpec, TierSpec
+from kvtiers.connector.sizes import Capacity
 from kvtiers.policies import POLICIES
 from kvtiers.policies.registry import DuplicateNameError, Registry, UnknownNameError
 from kvtiers.tiers import TIERS, TierConfig
-from kvtiers.tiers.host_memory import available_bytes
 from kvtiers.tiers.residency import CPU, GPU
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ValidationError
 
 # Half of the free memory leaves room for the page cache that other tiers read
 # through; a disk is shared with others, and 100 GiB hold many prefixes.
@@ -33,94 +33,6 @@ _GPU_IS_VLLMS = (
 _MOST_OF_MEMORY = 0.95
 # A tier's Config wants bytes where only the serving machine can tell them.
 _STAND_IN = 1 << 40
-
-
-class TierSpec(BaseModel):
-    """One entry of ``tiers``.
-
-    Attributes:
-        name: how metrics and errors call it; the type unless given.
-        type: the registered name of its class.
-        capacity: as written or the default; None if the tier's class has no such
-            option, or has a default of its own for it.
-        options: the tier's own ``Config``. If ``capacity`` is set here, the one in
-            the options means nothing until ``with_bytes``.
-
-    """
-
-    model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True)
-
-    name: str
-    type: str
-    capacity: Capacity | None
-    options: TierConfig
-
-    def with_bytes(
-        self, path: str, chunk_bytes: int, engines: int = 1, promised: int = 0
-    ) -> TierConfig:
-        """The options with the capacity in bytes.
-
-        Args:
-            path: of this entry in the configuration, for error texts.
-            chunk_bytes: size of one chunk.
-            engines: engines of this host that share its memory.
-            promised: bytes of memory each of them has been promised by the kernel and
-                has not touched yet.
-
-        Raises:
-            ConfigError: it is below one chunk, a share of nothing, or refused by
-                the tier's own ``Config``.
-
-        """
-        if self.capacity is None:
-            return self.options
-        whole = self._whole_bytes(engines, promised) if self.capacity.share is not None else 0
-        if whole is None:
-            raise ConfigError(
-                [
-                    f"{path}.capacity is {self.capacity}, but a tier of type '{self.type}' has "
-                    "no whole on this machine to take a share of. Give it as a size, such as 8GiB."
-                ]
-            )
-        nbytes = self.capacity.resolve(whole)
-        if nbytes < chunk_bytes:
-            raise ConfigError([self._too_small(path, nbytes, chunk_bytes)])
-        written = self.options.model_dump(exclude_unset=True) | {"capacity": nbytes}
-        try:
-            return type(self.options).model_validate(written)
-        except ValidationError as error:
-            raise ConfigError(
-                from_pydantic(error, type(self.options), lambda _: str(self.capacity), path)
-            ) from error
-
-    def _whole_bytes(self, engines: int, promised: int) -> int | None:
-        if self.type == CPU:
-            return max(0, available_bytes() // engines - promised)
-        path = getattr(self.options, "path", None)
-        return None if path is None or "://" in str(path) else file_system_bytes(str(path))
-
-    def _too_small(self, path: str, nbytes: int, chunk_bytes: int) -> str:
-        exact = f" ({self.capacity} here)" if self.capacity and self.capacity.share else ""
-        return (
-            f"{path}.capacity is {format_bytes(nbytes)}{exact}, which is below one chunk of "
-            f"{format_bytes(chunk_bytes)}. Set it to a good multiple of {chunk_bytes} bytes, or "
-            "make chunks smaller with blocks_per_chunk."
-        )
-
-
-class PolicySpec(BaseModel):
-    """The ``policy`` entry.
-
-    Attributes:
-        type: the registered name of its class.
-        options: the policy's own ``Config``.
-
-    """
-
-    model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True)
-
-    type: str
-    options: BaseModel
 
 
 class EntryReader:
@@ -230,11 +142,8 @@ class EntryReader:
             except ValueError as error:
                 self._refuse(f"{path}.capacity", written, f"{error}.")
                 options["capacity"] = _STAND_IN  # so that the tier's Config does not tell it again
-        if (
-            options["type"] == CPU
-            and capacity is not None
-            and (capacity.share or 0) > _MOST_OF_MEMORY
-        ):
+        share = capacity.share if capacity is not None else None
+        if options["type"] == CPU and share is not None and share > _MOST_OF_MEMORY:
             self._refuse(
                 f"{path}.capacity",
                 written,
@@ -256,8 +165,13 @@ class EntryReader:
                 written,
                 f"the variable {unset[0]} is not set. Set it, or write the path in full.",
             )
+        if "\0" in written:
+            self._refuse(f"{path}.path", written, "no path holds a null character.")
+        at_home = os.path.expanduser(expanded)
+        if at_home.startswith("~"):
+            self._refuse(f"{path}.path", written, "there is no such user. Write the path in full.")
         folder = self._layers.owners["tiers"].folder
-        options["path"] = os.path.normpath(folder / Path(expanded).expanduser())
+        options["path"] = os.path.normpath(folder / at_home)
 
     def _validated(
         self, model: type[BaseModel], options: Mapping[str, Any], path: str, also_known: str
@@ -332,4 +246,4 @@ def _without_type(path: str, options: Mapping[str, Any], origin: str) -> str:
 def _folder(spec: TierSpec) -> str | None:
     """Where the tier lies, the same text for all ways to write one folder."""
     path = getattr(spec.options, "path", None)
-    return None if path is None else os.path.realpath(path)
+    return os.path.realpath(path) if isinstance(path, str | Path) else None

@@ -132,7 +132,7 @@ def _from_file(name: object, named_by: str) -> Source:
         raise ConfigError(
             [f"config is {name!r} (from {named_by}): it must be the path of a YAML or JSON file."]
         )
-    path = Path(os.path.expandvars(name)).expanduser().absolute()
+    path = Path(os.path.expanduser(os.path.expandvars(name))).absolute()
     label = f"file {path}"
     try:
         text = path.read_text(encoding="utf-8")

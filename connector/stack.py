@@ -7,8 +7,8 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from kvtiers.connector.config_entries import TierSpec
 from kvtiers.connector.config_errors import ConfigError
+from kvtiers.connector.config_specs import TierSpec
 from kvtiers.connector.namespace import build_namespace, kernel_facts, shareable_hash
 from kvtiers.connector.sizes import format_bytes
 from kvtiers.connector.transfer import WorkerReport

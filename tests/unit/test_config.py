@@ -182,6 +182,19 @@ def test_a_variable_that_is_not_set_is_an_error_and_not_a_folder_of_that_name(mo
     )
 
 
+@pytest.mark.parametrize(
+    ("path", "says"),
+    [
+        ("~nobody-of-this-name/kv", "there is no such user. Write the path in full."),
+        ("/data/\0", "no path holds a null character."),
+    ],
+)
+def test_a_path_that_cannot_be_is_refused(path, says):
+    assert problem({"tiers": ["cpu", {"type": "fs", "path": path}]}) == (
+        f"tiers[1].path is {path!r} (from kv_connector_extra_config): {says}"
+    )
+
+
 # Capacities -----------------------------------------------------------------
 
 

@@ -1,0 +1,98 @@
+"""What is known of a tier and of the policy once their entries are checked."""
+
+from __future__ import annotations
+
+from kvtiers.connector.config_errors import ConfigError, from_pydantic
+from kvtiers.connector.sizes import Capacity, file_system_bytes, format_bytes
+from kvtiers.tiers import TierConfig
+from kvtiers.tiers.host_memory import available_bytes
+from kvtiers.tiers.residency import CPU
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+
+class TierSpec(BaseModel):
+    """One entry of ``tiers``.
+
+    Attributes:
+        name: how metrics and errors call it; the type unless given.
+        type: the registered name of its class.
+        capacity: as written or the default; None if the tier's class has no such
+            option, or has a default of its own for it.
+        options: the tier's own ``Config``. If ``capacity`` is set here, the one in
+            the options means nothing until ``with_bytes``.
+
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True)
+
+    name: str
+    type: str
+    capacity: Capacity | None
+    options: TierConfig
+
+    def with_bytes(
+        self, path: str, chunk_bytes: int, engines: int = 1, promised: int = 0
+    ) -> TierConfig:
+        """The options with the capacity in bytes.
+
+        Args:
+            path: of this entry in the configuration, for error texts.
+            chunk_bytes: size of one chunk.
+            engines: engines of this host that share its memory.
+            promised: bytes of memory each of them has been promised by the kernel and
+                has not touched yet.
+
+        Raises:
+            ConfigError: it is below one chunk, a share of nothing, or refused by
+                the tier's own ``Config``.
+
+        """
+        if self.capacity is None:
+            return self.options
+        whole = self._whole_bytes(engines, promised) if self.capacity.share is not None else 0
+        if whole is None:
+            raise ConfigError(
+                [
+                    f"{path}.capacity is {self.capacity}, but a tier of type '{self.type}' has "
+                    "no whole on this machine to take a share of. Give it as a size, such as 8GiB."
+                ]
+            )
+        nbytes = self.capacity.resolve(whole)
+        if nbytes < chunk_bytes:
+            raise ConfigError([self._too_small(path, nbytes, chunk_bytes)])
+        written = self.options.model_dump(exclude_unset=True) | {"capacity": nbytes}
+        try:
+            return type(self.options).model_validate(written)
+        except ValidationError as error:
+            raise ConfigError(
+                from_pydantic(error, type(self.options), lambda _: str(self.capacity), path)
+            ) from error
+
+    def _whole_bytes(self, engines: int, promised: int) -> int | None:
+        if self.type == CPU:
+            return max(0, available_bytes() // engines - promised)
+        path = getattr(self.options, "path", None)
+        return None if path is None or "://" in str(path) else file_system_bytes(str(path))
+
+    def _too_small(self, path: str, nbytes: int, chunk_bytes: int) -> str:
+        exact = f" ({self.capacity} here)" if self.capacity and self.capacity.share else ""
+        return (
+            f"{path}.capacity is {format_bytes(nbytes)}{exact}, which is below one chunk of "
+            f"{format_bytes(chunk_bytes)}. Set it to a good multiple of {chunk_bytes} bytes, or "
+            "make chunks smaller with blocks_per_chunk."
+        )
+
+
+class PolicySpec(BaseModel):
+    """The ``policy`` entry.
+
+    Attributes:
+        type: the registered name of its class.
+        options: the policy's own ``Config``.
+
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True)
+
+    type: str
+    options: BaseModel
