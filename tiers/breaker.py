@@ -6,7 +6,8 @@ Method: Nygard, "Release It!" (circuit breaker), with exponential back-off.
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Hashable
 
 
 class BreakerState(enum.IntEnum):
@@ -20,12 +21,18 @@ class BreakerState(enum.IntEnum):
 class Breaker:
     """Counts failures in a row; opens, waits, lets one call through, decides.
 
+    Failures are counted per kind of call: a tier whose lookups are quick and whose
+    reads hang must not be trusted again for its lookups. A probe of another kind than
+    the one that failed closes the breaker on probation: the next failure of that kind
+    opens it at once, for longer.
+
     Not thread-safe: it belongs to the hierarchy's thread.
 
     Args:
         clock: seconds, monotonic.
         threshold: failures in a row that open it.
-        cooldown: seconds before the first probe; doubles with each failed one.
+        cooldown: seconds before the first probe; doubles each time it opens again
+            before a call of the kind that failed has succeeded.
         max_cooldown: where doubling ends.
 
     """
@@ -42,7 +49,9 @@ class Breaker:
         self._first_cooldown = cooldown
         self._max_cooldown = max_cooldown
         self._cooldown = cooldown
-        self._failures = 0
+        self._failures: Counter[Hashable] = Counter()
+        # Kinds that opened it and have not succeeded since.
+        self._culprits: set[Hashable] = set()
         self._open_until = 0.0
         self.state = BreakerState.CLOSED
 
@@ -62,24 +71,28 @@ class Breaker:
         """Whether calls are not restricted. Asking does not use up a probe."""
         return self.state is BreakerState.CLOSED
 
-    def success(self) -> None:
-        """A call was answered (a miss is an answer)."""
-        self._failures = 0
-        self._cooldown = self._first_cooldown
+    def success(self, kind: Hashable) -> None:
+        """A call of that kind was answered (a miss is an answer)."""
+        del self._failures[kind]
+        self._culprits.discard(kind)
+        for culprit in self._culprits:
+            self._failures[culprit] = self._threshold - 1
+        if not self._culprits:
+            self._cooldown = self._first_cooldown
         self.state = BreakerState.CLOSED
 
-    def failure(self) -> bool:
+    def failure(self, kind: Hashable) -> bool:
         """A call failed or took too long. Returns True if this opened the breaker."""
-        self._failures += 1
-        if self.state is BreakerState.CLOSED:
-            if self._failures < self._threshold:
-                return False
-            self._cooldown = self._first_cooldown
-        elif self.state is BreakerState.HALF_OPEN:
-            self._cooldown = min(self._cooldown * 2, self._max_cooldown)
-        else:
+        if self.state is BreakerState.OPEN:
             # Calls from before it opened come back: nothing new.
             return False
+        self._failures[kind] += 1
+        probed = self.state is BreakerState.HALF_OPEN
+        if self._failures[kind] < self._threshold and not probed:
+            return False
+        if probed or kind in self._culprits:
+            self._cooldown = min(self._cooldown * 2, self._max_cooldown)
+        self._culprits.add(kind)
         self.state = BreakerState.OPEN
         self._open_until = self._clock() + self._cooldown
         return True

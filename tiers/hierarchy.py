@@ -415,15 +415,19 @@ class Hierarchy:
         failures = op.reads.count(ReadOutcome.FAILED) + op.writes.count(WriteOutcome.FAILED)
         if op.error is not None or failures:
             tier.counts["failures"] += max(1, failures)
-            self._failed(tier)
+            self._failed(tier, op.kind)
+        elif self._clock() >= op.deadline and not op.given_up:
+            # Right, but too late: between two steps nobody looked at the clock.
+            tier.counts["timeouts"] += 1
+            self._failed(tier, op.kind)
         elif not op.given_up and op.kind is not OpKind.SCAN:
-            tier.breaker.success()
+            tier.breaker.success(op.kind)
             speed = {OpKind.READ: tier.reads, OpKind.WRITE: tier.writes}.get(op.kind)
             if speed is not None:
                 speed.observe(len(op.keys) * tier.chunk_bytes, op.seconds)
 
-    def _failed(self, tier: LowerTier) -> None:
-        if tier.breaker.failure():
+    def _failed(self, tier: LowerTier, kind: OpKind) -> None:
+        if tier.breaker.failure(kind):
             tier.counts["breaker_opened"] += 1
             logger.warning(
                 "The %s tier keeps failing or is too slow: it is left alone for now and "
@@ -446,7 +450,7 @@ class Hierarchy:
         """An op is overdue: whoever waits for it waits no longer."""
         op.given_up = True
         tier.counts["timeouts"] += 1
-        self._failed(tier)
+        self._failed(tier, op.kind)
         if op.epoch == self._residency.epoch:
             if op.kind is OpKind.READ:
                 self._promotion.give_up(tier, op)

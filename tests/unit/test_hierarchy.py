@@ -688,7 +688,7 @@ def test_a_backlog_is_dropped_when_the_breaker_opens() -> None:
     stack.store(prefix("p", 6))
     (tier,) = stack.h._lower
     for _ in range(4):
-        tier.breaker.failure()
+        tier.breaker.failure(OpKind.WRITE)
     disk.end_failed(disk.of(OpKind.WRITE)[0])
     stack.h.tick()
     assert tier.backlog == {}
