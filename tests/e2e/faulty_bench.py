@@ -61,6 +61,9 @@ class Bench:
         config: replaces the whole ``kv_transfer_config``.
         options: of ``Engine``.
 
+    Attributes:
+        folder: as given.
+
     """
 
     def __init__(
@@ -75,6 +78,7 @@ class Bench:
         extra: Mapping[str, Any] | None = None,
         **options: Any,
     ) -> None:
+        self.folder = folder
         self._fresh: Iterator[Question] = iter(pool(model))
         self.faults = Faults(folder)
         with pytest.MonkeyPatch.context() as patch:

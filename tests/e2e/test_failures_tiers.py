@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from engine import BLOCK, cpu, fs
@@ -30,20 +31,25 @@ class Cued:
         return self.reads
 
 
+class DiskBench(Bench):
+    """A bench whose filesystem tier fails on cue."""
+
+    def __init__(self, model: Path, folder: Path) -> None:
+        self.cued = Cued()
+        tiers = [cpu(), fs(folder / "fs", deadline=DEADLINE)]
+        super().__init__(model, folder, tiers, wrap=self.cued.wrap)
+
+
 @pytest.fixture(scope="module", params=["llama", "gemma3"])
 def bench(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Bench]:
-    folder = tmp_path_factory.mktemp("faults")
+) -> Iterator[DiskBench]:
     model = request.getfixturevalue(request.param)
-    cued = Cued()
-    tiers = [cpu(), fs(folder / "fs", deadline=DEADLINE)]
-    with Bench(model, folder, tiers, wrap=cued.wrap) as bench:
-        bench.cued = cued
+    with DiskBench(model, tmp_path_factory.mktemp("faults")) as bench:
         yield bench
 
 
-def on_disk_only(bench: Bench) -> Question:
+def on_disk_only(bench: DiskBench) -> Question:
     question = bench.stored()
     bench.engine.drop_arena()
     # What an earlier test did to the tier is not to be carried into the next one.
@@ -53,13 +59,13 @@ def on_disk_only(bench: Bench) -> Question:
     return question
 
 
-def test_a_sound_tier_serves(bench: Bench) -> None:
+def test_a_sound_tier_serves(bench: DiskBench) -> None:
     question = on_disk_only(bench)
     assert bench.ask(question) == ALL
 
 
 @pytest.mark.parametrize("fault", [Fault.ERROR, Fault.FAILED, Fault.MISS])
-def test_lookups_fail(bench: Bench, fault: Fault) -> None:
+def test_lookups_fail(bench: DiskBench, fault: Fault) -> None:
     question = on_disk_only(bench)
     # Or the directory would know from the store where the chunks are.
     forget_whereabouts(bench)
@@ -73,7 +79,7 @@ def test_lookups_fail(bench: Bench, fault: Fault) -> None:
 
 
 @pytest.mark.parametrize("fault", [Fault.ERROR, Fault.FAILED, Fault.MISS, Fault.CORRUPT])
-def test_reads_fail(bench: Bench, fault: Fault) -> None:
+def test_reads_fail(bench: DiskBench, fault: Fault) -> None:
     question = on_disk_only(bench)
     before = bench.counted("fs")
     bench.cued.read = fault
@@ -88,7 +94,7 @@ def test_reads_fail(bench: Bench, fault: Fault) -> None:
 
 
 def test_lookups_that_never_end_delay_a_request_until_the_deadline_and_no_longer(
-    bench: Bench,
+    bench: DiskBench,
 ) -> None:
     question = on_disk_only(bench)
     forget_whereabouts(bench)
@@ -103,7 +109,7 @@ def test_lookups_that_never_end_delay_a_request_until_the_deadline_and_no_longer
 
 
 def test_reads_that_never_end_delay_a_request_until_the_deadline_and_no_longer(
-    bench: Bench,
+    bench: DiskBench,
 ) -> None:
     question = on_disk_only(bench)
     timeouts = bench.counted("fs")["timeouts"]
@@ -118,12 +124,12 @@ def test_reads_that_never_end_delay_a_request_until_the_deadline_and_no_longer(
     bench.quiet()
 
 
-def test_after_all_of_it_the_tier_serves_again(bench: Bench) -> None:
+def test_after_all_of_it_the_tier_serves_again(bench: DiskBench) -> None:
     question = on_disk_only(bench)
     assert bench.ask(question) == ALL
 
 
-def forget_whereabouts(bench: Bench) -> None:
+def forget_whereabouts(bench: DiskBench) -> None:
     """As after a restart: only the tier itself knows what it holds."""
     hierarchy = bench.engine.hierarchy
     tier = hierarchy._lower[0]
