@@ -17,11 +17,11 @@ _OUTPUT = 160
 # Three prompts of three blocks fit, but not when they have grown to five blocks
 # each: vLLM preempts.
 _BLOCKS = 12
-# What an abort may meet: a state of the engine, and how to see that it is there.
+# What an abort may meet between two steps, and how to see that it is there. A load on
+# CPU ends within its step; a test of its own holds one back.
 _POINTS: dict[str, Callable[[Engine], bool]] = {
     "before the first step": lambda engine: bool(engine.hierarchy._requests),
     "promoting": lambda engine: engine.hierarchy.pinned() > 0,
-    "loading": lambda engine: any(not job.is_store for job in _jobs(engine)),
     "computing": lambda engine: bool(engine.scheduler.running),
     "storing": lambda engine: any(job.is_store for job in _jobs(engine)),
 }
