@@ -43,13 +43,15 @@ class TierSpec(BaseModel):
                 has not touched yet.
 
         Raises:
-            ConfigError: it is below one chunk, a share of nothing, or refused by
-                the tier's own ``Config``.
+            ConfigError: it is below one chunk, a share of nothing, more memory than
+                there is, or refused by the tier's own ``Config``.
 
         """
         if self.capacity is None:
             return self.options
-        whole = self._whole_bytes(engines, promised) if self.capacity.share is not None else 0
+        # Memory is asked for a size too: what the host lacks ends in the kernel's killing us.
+        asked = self.capacity.share is not None or self.type == CPU
+        whole = self._whole_bytes(engines, promised) if asked else 0
         if whole is None:
             raise ConfigError(
                 [
@@ -60,6 +62,8 @@ class TierSpec(BaseModel):
         nbytes = self.capacity.resolve(whole)
         if nbytes < chunk_bytes:
             raise ConfigError([self._too_small(path, nbytes, chunk_bytes)])
+        if self.type == CPU and nbytes > whole:
+            raise ConfigError([self._too_large(path, nbytes, whole, engines)])
         written = self.options.model_dump(exclude_unset=True) | {"capacity": nbytes}
         try:
             return type(self.options).model_validate(written)
@@ -73,6 +77,15 @@ class TierSpec(BaseModel):
             return max(0, available_bytes() // engines - promised)
         path = getattr(self.options, "path", None)
         return None if path is None or "://" in str(path) else file_system_bytes(str(path))
+
+    @staticmethod
+    def _too_large(path: str, nbytes: int, free: int, engines: int) -> str:
+        each = f" for each of the {engines} engines on it" if engines > 1 else ""
+        return (
+            f"{path}.capacity is {format_bytes(nbytes)}, but this host (or its cgroup) has "
+            f"{format_bytes(free)} of memory left{each}. Set it to less than that, or to a share "
+            "such as 50%, or leave it out."
+        )
 
     def _too_small(self, path: str, nbytes: int, chunk_bytes: int) -> str:
         exact = f" ({self.capacity} here)" if self.capacity and self.capacity.share else ""

@@ -9,6 +9,7 @@ while a copy that a reset forgot still writes to them (docs/design/vllm-contract
 from __future__ import annotations
 
 import copy
+import dataclasses
 import os
 from collections.abc import Mapping
 from typing import Any
@@ -24,6 +25,7 @@ from kvtiers.tiers import Usage
 from vllm.config import get_current_vllm_config_or_none
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorHandshakeMetadata,
+    KVConnectorMetadata,
     KVConnectorRole,
     KVConnectorTransferResults,
 )
@@ -171,6 +173,21 @@ class TieredKVConnector(OffloadingConnector):  # type: ignore[misc]  # vLLM is u
             group.group_idx: status.num_locally_computed_tokens // group.tokens_per_chunk
             for group in self.scheduler.config.kv_group_configs
         }
+
+    def build_connector_meta(self, scheduler_output: Any) -> KVConnectorMetadata:
+        """The copies of this step.
+
+        A prefix-cache reset may preempt a request between two steps, and the next step
+        admit it again with a load. vLLM 0.32 takes that load for an older store that
+        must be flushed for the preemption, and ends the engine over it.
+        """
+        preempted = scheduler_output.preempted_req_ids or ()
+        reloading = {job.req_id for job in self.scheduler._current_batch_load_jobs.values()}  # noqa: SLF001 - in the contract
+        if reloading.isdisjoint(preempted):
+            return super().build_connector_meta(scheduler_output)
+        rest = set(preempted) - reloading
+        changed = dataclasses.replace(scheduler_output, preempted_req_ids=rest)
+        return super().build_connector_meta(changed)
 
     def request_finished_all_groups(
         self, request: Any, block_ids: tuple[list[int], ...]

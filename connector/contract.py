@@ -113,7 +113,7 @@ OFFLOAD_SCHEDULER = Class(
     "OffloadingConnectorScheduler",
     "the connector reads its jobs and requests",
     attributes="manager _jobs _req_status _current_batch_allocated_block_ids "
-    "_current_batch_jobs_to_flush _stale_job_threshold config",
+    "_current_batch_load_jobs _current_batch_jobs_to_flush _stale_job_threshold config",
 )
 
 ENTRIES: tuple[Entry, ...] = (
@@ -173,6 +173,7 @@ ENTRIES: tuple[Entry, ...] = (
         "how worker metadata reaches the scheduler",
         fields="kv_connector_worker_meta failed_recving finished_recving",
     ),
+    Class(f"{_V1}.base", "KVConnectorMetadata", "what build_connector_meta answers with"),
     Class(
         f"{_V1}.base",
         "KVConnectorHandshakeMetadata",

@@ -617,3 +617,26 @@ def test_a_configuration_cannot_be_changed_afterwards():
     config: Config = load({}, {}).config
     with pytest.raises(ValueError, match="frozen"):
         config.chunk_size = 3
+
+
+def test_more_memory_than_there_is_is_refused_with_the_numbers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("kvtiers.connector.config_specs.available_bytes", lambda: 8 << 30)
+    (cpu,) = load({"tiers": [{"type": "cpu", "capacity": "5GiB"}]}, {}).config.tiers
+    assert cpu.with_bytes("tiers[0]", 4096).capacity == 5 << 30
+    with pytest.raises(ConfigError) as caught:
+        cpu.with_bytes("tiers[0]", 4096, engines=2)
+    assert str(caught.value) == (
+        "tiers[0].capacity is 5 GiB, but this host (or its cgroup) has 4 GiB of memory left for "
+        "each of the 2 engines on it. Set it to less than that, or to a share such as 50%, or "
+        "leave it out."
+    )
+    with pytest.raises(ConfigError, match=r"has 4 GiB of memory left\. Set it"):
+        cpu.with_bytes("tiers[0]", 4096, promised=4 << 30)
+
+
+def test_a_capacity_beyond_all_numbers_is_refused_too() -> None:
+    (cpu,) = load({"tiers": [{"type": "cpu", "capacity": 10**30}]}, {}).config.tiers
+    with pytest.raises(ConfigError, match=r"tiers\[0\].capacity is .* of memory left"):
+        cpu.with_bytes("tiers[0]", 4096)
