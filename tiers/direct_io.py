@@ -117,7 +117,8 @@ def direct_works(folder: Path) -> bool:
                 os.pwrite(descriptor, page, 0) == ALIGNMENT
                 and os.preadv(descriptor, [page], 0) == ALIGNMENT
             )
-        except OSError:
-            return False
+        except OSError as error:
+            # The file system took the transfer, and found no room for it.
+            return error.errno in (errno.ENOSPC, errno.EDQUOT)
         finally:
             os.close(descriptor)

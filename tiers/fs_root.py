@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import errno
+import logging
 import os
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal
 
 from kvtiers.tiers.base import TierConfigError
 from kvtiers.tiers.direct_io import direct_works
-from kvtiers.tiers.fs_layout import private_folder
+from kvtiers.tiers.fs_layout import hash_of, is_chunk_folder, private_folder
+
+logger = logging.getLogger(__name__)
+
+_FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 
 
 def default_root() -> Path:
@@ -42,13 +49,13 @@ def check_capacity(capacity: int | None, chunk_bytes: int) -> None:
 
 
 def prepare_root(root: Path, base: str, chunk_bytes: int) -> None:
-    """Make ``base`` under ``root``, and raise TierConfigError if it can't hold a chunk."""
+    """Make ``base`` under ``root``, and raise TierConfigError if it can't hold a chunk.
+
+    A full disk is no error where chunks of ours fill it: they serve hits, and
+    evicting them makes room.
+    """
     try:
-        root.parent.mkdir(parents=True, exist_ok=True)
-        private_folder(base)
-        with tempfile.NamedTemporaryFile(dir=base, prefix="probe-"):
-            pass
-        free = _free_bytes(base)
+        free = _free_after_trial(root, base)
     except (FileExistsError, NotADirectoryError) as error:
         raise TierConfigError(
             f"The filesystem tier's 'path' {str(root)!r} is not a folder, or lies below "
@@ -60,7 +67,18 @@ def prepare_root(root: Path, base: str, chunk_bytes: int) -> None:
             f"The filesystem tier cannot write in its 'path' {str(root)!r} ({error}). Give "
             f"this user the right to write there, or name another folder."
         ) from error
-    if free is not None and free < chunk_bytes:
+    if free is None or free >= chunk_bytes:
+        return
+    if _holds_a_chunk(base):
+        logger.warning(
+            "The file system of the filesystem tier's 'path' %r has %d bytes free, and one "
+            "chunk takes %d. The chunks in it serve hits; new ones have to wait until some "
+            "are evicted, or something else on that disk is deleted.",
+            str(root),
+            free,
+            chunk_bytes,
+        )
+    else:
         raise TierConfigError(
             f"The file system of the filesystem tier's 'path' {str(root)!r} has {free} bytes "
             f"free, and one chunk takes {chunk_bytes}. Free some space (what lies in {base} "
@@ -72,13 +90,55 @@ def choose_direct(wanted: bool | Literal["auto"], base: str) -> bool:
     """Whether to use O_DIRECT. Raises TierConfigError if demanded and impossible."""
     if wanted is False:
         return False
-    works = direct_works(Path(base))
+    try:
+        works = direct_works(Path(base))
+    except OSError as error:
+        if error.errno not in _FULL:
+            raise
+        # No inode for a trial. Each file that refuses O_DIRECT later is done without.
+        works = True
     if wanted is True and not works:
         raise TierConfigError(
             f"The filesystem tier's 'direct' is true, but the file system of {base} does not "
             f"take O_DIRECT. Set it to 'auto' or false, or name a 'path' on another disk."
         )
     return works
+
+
+def _free_after_trial(root: Path, base: str) -> int | None:
+    """``_free_bytes`` once a file could be made; 0 where it was room that lacked."""
+    try:
+        root.parent.mkdir(parents=True, exist_ok=True)
+        private_folder(base)
+        with tempfile.NamedTemporaryFile(dir=base, prefix="probe-"):
+            pass
+    except OSError as error:
+        # Out of inodes or quota, which the free bytes do not show.
+        if error.errno in _FULL:
+            return 0
+        raise
+    return _free_bytes(base)
+
+
+def _holds_a_chunk(base: str) -> bool:
+    """Whether any namespace has a chunk's file; looks no further than the first."""
+    return any(
+        hash_of(folder.name, found.name) is not None
+        for namespace in _entries(base)
+        if namespace.is_dir(follow_symlinks=False)
+        for folder in _entries(namespace.path)
+        if is_chunk_folder(folder.name) and folder.is_dir(follow_symlinks=False)
+        for found in _entries(folder.path)
+    )
+
+
+def _entries(folder: str) -> Iterator[os.DirEntry[str]]:
+    """What lies in ``folder``; nothing if it can't be listed."""
+    try:
+        with os.scandir(folder) as entries:
+            yield from entries
+    except OSError:
+        return
 
 
 def _free_bytes(folder: str) -> int | None:

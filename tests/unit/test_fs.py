@@ -1,7 +1,9 @@
+import contextlib
 import errno
 import json
 import logging
 import os
+import re
 import resource
 import shutil
 import stat
@@ -116,6 +118,59 @@ def test_an_unwritable_path_is_refused_with_the_systems_reason():
 def test_a_file_system_without_room_for_one_chunk_is_refused(tmp_path):
     with pytest.raises(TierConfigError, match=r"'path' .* bytes free, and one chunk takes \d{18}"):
         FsTier(FsTier.Config(path=tmp_path), 2**59)
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """A file system of 64 KiB."""
+    mount = ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(tmp_path)]
+    if subprocess.run(mount, check=False, capture_output=True).returncode:
+        pytest.skip("may not mount a small file system here")
+    yield tmp_path
+    subprocess.run(["umount", "-l", str(tmp_path)], check=True)
+
+
+def fill_disk(folder: Path) -> None:
+    with (folder / "others").open("wb", buffering=0) as file, contextlib.suppress(OSError):
+        while True:
+            file.write(bytes(4096))
+
+
+@pytest.mark.parametrize("direct", ["auto", True])
+def test_a_disk_full_of_our_chunks_serves_hits_and_takes_chunks_once_some_go(
+    small_disk, caplog, direct
+):
+    write(open_tier(small_disk), key(1), key(2))
+    fill_disk(small_disk)
+    tier = open_tier(small_disk, direct=direct)
+    assert re.search(r"'path' .* has 0 bytes free, and one chunk takes 12288", caplog.text)
+    assert read(tier, key(1)) == [ReadOutcome.HIT]
+    assert write(tier, key(3)) == [WriteOutcome.REFUSED]
+    tier.remove([key(2)])
+    assert write(tier, key(3)) == [WriteOutcome.STORED]
+
+
+def test_a_disk_out_of_inodes_by_our_chunks_serves_hits(tmp_path):
+    mount = ["mount", "-t", "tmpfs", "-o", "nr_inodes=10", "tmpfs", str(tmp_path)]
+    if subprocess.run(mount, check=False, capture_output=True).returncode:
+        pytest.skip("may not mount a small file system here")
+    try:
+        write(open_tier(tmp_path), *[key(n) for n in range(8)])
+        with contextlib.suppress(OSError):
+            for n in range(10):
+                (tmp_path / f"others{n}").touch()
+        assert read(open_tier(tmp_path), key(0)) == [ReadOutcome.HIT]
+    finally:
+        subprocess.run(["umount", "-l", str(tmp_path)], check=True)
+
+
+def test_a_disk_full_of_other_things_is_refused(small_disk):
+    tier = open_tier(small_disk)
+    write(tier, key(1))
+    tier.remove([key(1)])
+    fill_disk(small_disk)
+    with pytest.raises(TierConfigError, match="has 0 bytes free, and one chunk takes 12288"):
+        open_tier(small_disk)
 
 
 def test_folders_and_files_are_for_the_owner_only(tmp_path):
@@ -318,21 +373,14 @@ def test_a_write_that_stops_half_way_leaves_nothing(tier):
     assert tier.usage() == Usage(CHUNK_BYTES, 1, None)
 
 
-def test_a_full_file_system_refuses_and_leaves_nothing(tmp_path):
-    size = 64 * 1024
-    mount = ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(tmp_path)]
-    if subprocess.run(mount, check=False, capture_output=True).returncode:
-        pytest.skip("may not mount a small file system here")
-    try:
-        tier = open_tier(tmp_path)
-        keys = [key(n) for n in range(8)]
-        outcomes = write(tier, *keys)
-        assert set(outcomes) == {WriteOutcome.STORED, WriteOutcome.REFUSED}
-        stored = outcomes.count(WriteOutcome.STORED)
-        assert read(tier, *keys).count(ReadOutcome.HIT) == stored == tier.usage().chunks
-        assert files_in(tmp_path / "v1" / NAMESPACE.id / "tmp") == []
-    finally:
-        subprocess.run(["umount", "-l", str(tmp_path)], check=True)
+def test_a_full_file_system_refuses_and_leaves_nothing(small_disk):
+    tier = open_tier(small_disk)
+    keys = [key(n) for n in range(8)]
+    outcomes = write(tier, *keys)
+    assert set(outcomes) == {WriteOutcome.STORED, WriteOutcome.REFUSED}
+    stored = outcomes.count(WriteOutcome.STORED)
+    assert read(tier, *keys).count(ReadOutcome.HIT) == stored == tier.usage().chunks
+    assert files_in(small_disk / "v1" / NAMESPACE.id / "tmp") == []
 
 
 def test_a_refused_write_gives_its_reservation_back(tmp_path):
