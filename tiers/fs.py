@@ -167,10 +167,18 @@ class FsTier(Tier):
     # Reading ------------------------------------------------------------------
 
     def _read(self, key: ChunkKey, payload: memoryview, stamp: int) -> ReadOutcome:
-        place = self._layout.place(key)
         try:
             if not self._namespaces.accepts(key.namespace):
                 return ReadOutcome.MISS
+        except OSError as error:
+            # The namespace's own, and no reason to touch the chunk.
+            self._log_error("look up", error)
+            return ReadOutcome.FAILED
+        return self._read_file(key, payload, stamp)
+
+    def _read_file(self, key: ChunkKey, payload: memoryview, stamp: int) -> ReadOutcome:
+        place = self._layout.place(key)
+        try:
             with opened(place.path, os.O_RDONLY, direct=self._direct) as descriptor:
                 defect = self._fill(descriptor, key, payload)
                 if defect is None:

@@ -4,6 +4,10 @@ A namespace's id is a digest of its facts, so equal ids mean equal facts unless
 something went wrong: a fact that was forgotten in the digest, a folder copied
 under another name, an edited file. Then the bytes can't be trusted, and the
 namespace is refused with a text that names each difference.
+
+Where the file names no facts at all (damaged, no file, unreadable) the id still
+vouches for them, and each chunk's own metadata is bound to the id: the file is
+written anew, for humans, and the chunks are used.
 """
 
 from __future__ import annotations
@@ -11,6 +15,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import stat
 import threading
 from collections.abc import Mapping
 from pathlib import Path
@@ -20,6 +25,9 @@ from kvtiers.tiers.base import Namespace
 from kvtiers.tiers.fs_layout import Layout, private_folder
 
 logger = logging.getLogger(__name__)
+
+# Real ones take a few KiB.
+_MOST_BYTES = 1 << 20
 
 
 def explain_mismatch(stored: Mapping[str, Any], current: Mapping[str, Any]) -> str:
@@ -60,7 +68,8 @@ class NamespaceBook:
         """Whether the facts on disk are those of ``namespace``.
 
         Without facts on disk the answer is True, and with ``create`` they are
-        written. Raises OSError if they can't be read or written.
+        written. Damaged ones are written anew. Raises OSError if they can be
+        neither read nor written.
         """
         accepted = self._accepted.get(namespace.id)
         if accepted is not None:
@@ -71,15 +80,19 @@ class NamespaceBook:
 
     def _decide(self, namespace: Namespace, create: bool) -> bool:
         path = self._layout.facts(namespace.id)
+        temporary = self._layout.temporary(namespace.id, path.name)
         facts = _plain(namespace.facts)
-        stored = _load(path) if facts else facts
-        if stored is None:
-            if not create and not path.exists():
+        differences = ""
+        try:
+            if facts:
+                differences = explain_mismatch(_load(path), facts)
+        except FileNotFoundError:
+            if not create:
                 # Left open: another engine may write its facts before we write ours.
                 return True
-            _store(path, self._layout.temporary(namespace.id, path.name), facts)
-            stored = facts
-        differences = explain_mismatch(stored, facts)
+            _store(path, temporary, facts)
+        except (OSError, ValueError, RecursionError) as reason:
+            _renew(path, temporary, facts, reason)
         self._accepted[namespace.id] = not differences
         if differences:
             logger.warning(
@@ -97,18 +110,49 @@ def _plain(facts: Mapping[str, Any]) -> dict[str, Any]:
     return plain
 
 
-def _load(path: Path) -> dict[str, Any] | None:
+def _load(path: Path) -> dict[str, Any]:
+    """The facts on disk.
+
+    Never waits and never follows a link, whatever lies there. Raises OSError if it
+    can't be read, ValueError or RecursionError if it names no facts.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
+    # Not ``fdopen`` at once: it raises what an unreadable file would, for a folder.
     try:
-        stored = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return None
-    except ValueError:
-        stored = None
-    if not isinstance(stored, dict):
-        # The id still vouches for the facts; the file is for humans.
-        logger.warning("%s is damaged and will be written anew.", path)
-        return None
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode):
+            raise ValueError("it is not a file")
+        if status.st_size > _MOST_BYTES:
+            raise ValueError(f"it has {status.st_size} bytes")
+        with os.fdopen(descriptor, "rb", closefd=False) as file:
+            stored = json.loads(file.read(_MOST_BYTES))
+    finally:
+        os.close(descriptor)
+    if not isinstance(stored, dict) or not stored:
+        raise ValueError("it names no facts")
     return stored
+
+
+def _renew(path: Path, temporary: str, facts: Mapping[str, Any], reason: Exception) -> None:
+    """Replace what lies at ``path``, and say why.
+
+    Raises ``reason`` if that fails too and it is an OSError: then the mount may be
+    at fault, and the facts may be there to compare once it is back.
+    """
+    try:
+        _store(path, temporary, facts)
+    except OSError as failure:
+        if isinstance(reason, OSError):
+            raise reason from failure
+        logger.warning(
+            "%s is damaged (%s) and cannot be written anew (%s). The chunks beside it are "
+            "used, as each names its namespace itself.",
+            path,
+            reason,
+            failure,
+        )
+    else:
+        logger.warning("%s was damaged (%s) and has been written anew.", path, reason)
 
 
 def _store(path: Path, temporary: str, facts: Mapping[str, Any]) -> None:

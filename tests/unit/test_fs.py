@@ -496,13 +496,75 @@ def test_a_mismatch_is_explained_fact_by_fact():
     assert explain_mismatch({"a": 1}, {"a": 1}) == ""
 
 
-@pytest.mark.parametrize("content", ["", "{", "[]", "\x00" * 64])
-def test_a_damaged_facts_file_is_written_anew(tier, content):
+def facts_text(text: str):
+    return lambda file: file.write_text(text)
+
+
+def facts_bytes(file: Path) -> None:
+    file.write_bytes(bytes(range(256)))
+
+
+def facts_sparse(file: Path) -> None:
+    os.truncate(file, 2**40)
+
+
+FACTS_DAMAGES = {
+    "empty": facts_text(""),
+    "cut short": facts_text("{"),
+    "a list": facts_text("[]"),
+    "no facts": facts_text("{}"),
+    "holes": facts_text("\x00" * 64),
+    "deep": facts_text("[" * 200_000),
+    "deep in a fact": facts_text('{"model": ' + "[" * 200_000 + "]" * 200_000 + "}"),
+    "a long number": facts_text('{"model": ' + "9" * 5000 + "}"),
+    "binary": facts_bytes,
+    "huge": facts_sparse,
+    "a FIFO": make_fifo,
+    "a link": make_link,
+}
+
+
+@pytest.mark.parametrize("damage", FACTS_DAMAGES.values(), ids=FACTS_DAMAGES.keys())
+def test_a_damaged_facts_file_is_written_anew_and_its_chunks_are_used(tier, caplog, damage):
     write(tier, key(1))
-    facts_file(tier).write_text(content)
+    damage(facts_file(tier))
     tier = open_tier(tier.config.path)
+    assert tier.contains([key(1)]) == [True]
     assert read(tier, key(1)) == [ReadOutcome.HIT]
     assert json.loads(facts_file(tier).read_text())["model"] == "tiny"
+    assert stat.S_ISREG(facts_file(tier).lstat().st_mode)
+    assert len(caplog.records) == 1
+
+
+def test_a_folder_in_the_place_of_the_facts_harms_no_chunk(tier, caplog):
+    write(tier, key(1))
+    make_folder(facts_file(tier))
+    tier = open_tier(tier.config.path)
+    assert tier.contains([key(1)]) == [True]
+    assert read(tier, key(1)) == [ReadOutcome.HIT]
+    assert write(tier, key(1), key(2)) == [WriteOutcome.EXISTS, WriteOutcome.STORED]
+    assert [record.getMessage().count("cannot be written anew") for record in caplog.records] == [1]
+
+
+def test_facts_that_can_be_neither_read_nor_written_fail_and_harm_no_chunk(tier, monkeypatch):
+    """A mount with a hiccup: once it is back, the facts are compared."""
+    write(tier, key(1))
+    real = os.open
+
+    def fail(name, *args, **options):
+        if "namespace.json" in str(name):
+            raise OSError(errno.EISDIR, os.strerror(errno.EISDIR))
+        return real(name, *args, **options)
+
+    tier = open_tier(tier.config.path)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "open", fail)
+        assert tier.contains([key(1)]) == [False]
+        assert read(tier, key(1)) == [ReadOutcome.FAILED]
+        assert write(tier, key(2)) == [WriteOutcome.FAILED]
+    other = Namespace(NAMESPACE.id, {**FACTS, "dtype": "float16"})
+    assert read(tier, key(1, other)) == [ReadOutcome.MISS]
+    assert read(open_tier(tier.config.path), key(1)) == [ReadOutcome.HIT]
 
 
 def test_a_caller_that_knows_only_the_id_is_not_compared(tier):
