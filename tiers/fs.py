@@ -30,7 +30,7 @@ from kvtiers.tiers.direct_io import opened, transfer_in, transfer_out
 from kvtiers.tiers.fs_layout import Layout, Place, private_folder
 from kvtiers.tiers.fs_ledger import Ledger
 from kvtiers.tiers.fs_namespace import NamespaceBook
-from kvtiers.tiers.fs_quarantine import set_aside
+from kvtiers.tiers.fs_quarantine import Stuck, set_aside
 from kvtiers.tiers.fs_root import (
     check_capacity,
     choose_direct,
@@ -126,6 +126,7 @@ class FsTier(Tier):
         self._direct = choose_direct(config.direct, self._layout.base)
         self._ledger = Ledger(config.capacity)
         self._namespaces = NamespaceBook(self._layout)
+        self._stuck = Stuck()
         self._scratch = threading.local()
         self._logged: set[object] = set()
 
@@ -209,6 +210,7 @@ class FsTier(Tier):
             self._log_once(error.errno, f"{place.path} is not a file. It counts as a miss.")
             self._quarantine(place)
             return ReadOutcome.CORRUPT
+        self._stuck.add(place.path)
         self._log_error("read", error)
         return ReadOutcome.FAILED
 
@@ -237,6 +239,8 @@ class FsTier(Tier):
 
     def _is_stored(self, place: Place, stamp: int) -> bool:
         """Whether the chunk is there; what can't be one is moved out of the way."""
+        if place.path in self._stuck:
+            return False
         try:
             found = os.lstat(place.path)
         except FileNotFoundError:
@@ -284,17 +288,22 @@ class FsTier(Tier):
         """Give the file its name and count it, as one step for this process.
 
         Asking first keeps the count exact, and a name that is free takes a rename
-        1.4 times as fast as one that is taken.
+        1.4 times as fast as one that is taken. Only what is known to be no chunk
+        is replaced.
         """
         folder = self._ledger.folder(place.folder)
         with folder.lock:
-            if os.path.lexists(place.path):
+            found = _status(place.path)
+            if found is not None and place.path not in self._stuck:
                 return False
             try:
                 os.rename(temporary, place.path)
             except FileNotFoundError:
                 private_folder(place.folder)
                 os.rename(temporary, place.path)
+            self._stuck.discard(place.path)
+            if found is not None:
+                self._uncount(place, found)
             folder.added(place.name, self._chunk_bytes)
         return True
 
@@ -331,8 +340,9 @@ class FsTier(Tier):
     def _quarantine(self, place: Place, expected: os.stat_result | None = None) -> None:
         """Move what lies at ``place`` to the bad ones, unlink it if that fails.
 
-        Does nothing if it is no longer ``expected``: another thread may have
-        dealt with it, and stored the chunk anew.
+        If that fails too, the next write replaces it. Does nothing if it is no
+        longer ``expected``: another thread may have dealt with it, and stored the
+        chunk anew.
         """
         folder = self._ledger.folder(place.folder)
         try:
@@ -345,6 +355,7 @@ class FsTier(Tier):
         except FileNotFoundError:
             return
         except OSError as error:
+            self._stuck.add(place.path)
             self._log_error("quarantine", error)
 
     def _uncount(self, place: Place, found: os.stat_result) -> bool:
@@ -393,6 +404,13 @@ def _touch(file: int | str, stamp: int) -> None:
     # A mount that became read-only still serves hits.
     with contextlib.suppress(OSError):
         os.utime(file, ns=(stamp, stamp))
+
+
+def _status(path: str) -> os.stat_result | None:
+    """None if nothing lies there, or the system does not say."""
+    with contextlib.suppress(OSError):
+        return os.lstat(path)
+    return None
 
 
 def _unlink_quietly(path: str) -> None:

@@ -1,15 +1,50 @@
-"""Where damaged files go: aside, a few of them, for whoever asks what happened."""
+"""What becomes of damaged files.
+
+They go aside, a few of them, for whoever asks what happened. Those that can
+neither be read nor moved are remembered, so that a write replaces them and does
+not take them for the chunk.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import stat
+import threading
 
 from kvtiers.tiers.fs_layout import Place, private_folder
 
 # A namespace's. They lie outside of the tier's capacity, so they must be few.
 _KEPT = 4
+# A mount that fails as a whole makes every chunk of it one of these.
+_MOST_REMEMBERED = 4096
+
+
+class Stuck:
+    """Paths whose file is of no use and could not be moved away; the last so many.
+
+    Any thread may call.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._paths: dict[str, None] = {}
+
+    def __contains__(self, path: str) -> bool:
+        """Whether a write has to replace what lies there."""
+        return path in self._paths
+
+    def add(self, path: str) -> None:
+        """Remember it, and forget the oldest if there are too many."""
+        with self._lock:
+            self._paths[path] = None
+            if len(self._paths) > _MOST_REMEMBERED:
+                del self._paths[next(iter(self._paths))]
+
+    def discard(self, path: str) -> None:
+        """It was replaced."""
+        with self._lock:
+            self._paths.pop(path, None)
 
 
 def set_aside(place: Place) -> None:

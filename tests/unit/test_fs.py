@@ -30,6 +30,7 @@ from kvtiers.tiers.fs import FsTier
 from kvtiers.tiers.fs_layout import Layout, hash_of
 from kvtiers.tiers.fs_ledger import Ledger
 from kvtiers.tiers.fs_namespace import explain_mismatch
+from kvtiers.tiers.fs_quarantine import Stuck
 from pydantic import ValidationError
 
 PAYLOAD_BYTES = 8192
@@ -358,6 +359,53 @@ def test_an_error_of_the_file_system_is_a_value_and_logged_once(tier, caplog):
     assert tier.contains([key(1)]) == [False]
     assert tier.remove([key(1)]) == 0
     assert tier.usage().chunks == 1
+
+
+@pytest.mark.parametrize("reason", [errno.EIO, errno.EACCES])
+def test_a_chunk_that_cannot_be_read_is_replaced_by_the_next_write(tier, monkeypatch, reason):
+    write(tier, key(1), key(2))
+    real, broken = os.open, path(tier, key(1)).stat().st_ino
+
+    def fail(name, *args, **options):
+        if str(name) == str(path(tier, key(1))) and os.stat(name).st_ino == broken:
+            raise OSError(reason, os.strerror(reason))
+        return real(name, *args, **options)
+
+    monkeypatch.setattr(os, "open", fail)
+    assert read(tier, key(1), key(2)) == [ReadOutcome.FAILED, ReadOutcome.HIT]
+    assert write(tier, key(1), key(2)) == [WriteOutcome.STORED, WriteOutcome.EXISTS]
+    assert read(tier, key(1)) == [ReadOutcome.HIT]
+    assert write(tier, key(1)) == [WriteOutcome.EXISTS]
+    assert tier.usage() == Usage(2 * CHUNK_BYTES, 2, None)
+
+
+@pytest.mark.parametrize("damage", [truncate, lose_blocks])
+@pytest.mark.parametrize("call", [read, write])
+def test_a_damaged_file_that_cannot_be_moved_fails_writes_until_it_can(tier, damage, call):
+    write(tier, key(1))
+    file = path(tier, key(1))
+    damage(file)
+    if subprocess.run(["chattr", "+i", file], check=False, capture_output=True).returncode:
+        pytest.skip("may not make a file immutable here")
+    try:
+        if call is read or damage is lose_blocks:
+            assert read(tier, key(1)) == [ReadOutcome.CORRUPT]
+        assert write(tier, key(1)) == [WriteOutcome.FAILED]
+        assert files_in(file.parent.parent / "tmp") == []
+    finally:
+        subprocess.run(["chattr", "-i", file], check=True)
+    assert write(tier, key(1)) == [WriteOutcome.STORED]
+    assert read(tier, key(1)) == [ReadOutcome.HIT]
+    list(tier.scan())
+    assert tier.usage() == Usage(CHUNK_BYTES, 1, None)
+
+
+def test_only_so_many_paths_are_remembered_as_stuck():
+    stuck = Stuck()
+    for n in range(5000):
+        stuck.add(str(n))
+    assert "4999" in stuck
+    assert "0" not in stuck
 
 
 def test_a_write_that_stops_half_way_leaves_nothing(tier):
