@@ -48,6 +48,9 @@ _GONE = frozenset({errno.ENOENT, errno.ESTALE})
 # A folder, link, FIFO or socket lies where the chunk should.
 _NOT_A_FILE = frozenset({errno.EISDIR, errno.ELOOP, errno.ESPIPE, errno.ENXIO})
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
+_FORBIDDEN = frozenset({errno.EACCES, errno.EPERM})
+# What a bad sector gives, and for a while a mount in trouble.
+_UNREADABLE = frozenset({errno.EIO, errno.EBADMSG})
 
 # A prefix is of use up to its first gap, so it must go tail first, after a
 # restart too, when the files' times are all that is known of their use. Each
@@ -183,6 +186,7 @@ class FsTier(Tier):
             with opened(place.path, os.O_RDONLY, direct=self._direct) as descriptor:
                 defect = self._fill(descriptor, key, payload)
                 if defect is None:
+                    self._stuck.discard(place.path)
                     _touch(descriptor, stamp)
                     return ReadOutcome.HIT
                 # While the descriptor is open nothing else can have its inode.
@@ -210,9 +214,20 @@ class FsTier(Tier):
             self._log_once(error.errno, f"{place.path} is not a file. It counts as a miss.")
             self._quarantine(place)
             return ReadOutcome.CORRUPT
-        self._stuck.add(place.path)
         self._log_error("read", error)
-        return ReadOutcome.FAILED
+        return ReadOutcome.CORRUPT if self._is_at_fault(place, error) else ReadOutcome.FAILED
+
+    def _is_at_fault(self, place: Place, error: OSError) -> bool:
+        """Whether it is the file that can't be read and not the mount; it is moved away.
+
+        A file's error comes again, and leaves its folder working: a mount in
+        trouble must not cost the chunks in it.
+        """
+        again = place.path in self._stuck
+        self._stuck.add(place.path)
+        if error.errno in _FORBIDDEN or (again and error.errno in _UNREADABLE):
+            return self._quarantine(place)
+        return False
 
     # Writing --------------------------------------------------------------------
 
@@ -337,10 +352,11 @@ class FsTier(Tier):
                 return False
             return self._uncount(place, found)
 
-    def _quarantine(self, place: Place, expected: os.stat_result | None = None) -> None:
+    def _quarantine(self, place: Place, expected: os.stat_result | None = None) -> bool:
         """Move what lies at ``place`` to the bad ones, unlink it if that fails.
 
-        If that fails too, the next write replaces it. Does nothing if it is no
+        If that fails too, the answer is False and the next write replaces it.
+        Does nothing if it is no
         longer ``expected``: another thread may have dealt with it, and stored the
         chunk anew.
         """
@@ -349,14 +365,17 @@ class FsTier(Tier):
             with folder.lock:
                 found = os.lstat(place.path)
                 if expected is not None and not os.path.samestat(found, expected):
-                    return
+                    return True
                 set_aside(place)
+                self._stuck.discard(place.path)
                 self._uncount(place, found)
         except FileNotFoundError:
-            return
+            pass
         except OSError as error:
             self._stuck.add(place.path)
             self._log_error("quarantine", error)
+            return False
+        return True
 
     def _uncount(self, place: Place, found: os.stat_result) -> bool:
         """Take a file off the ledger; False for what was never on it."""

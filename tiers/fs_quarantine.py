@@ -42,9 +42,10 @@ class Stuck:
                 del self._paths[next(iter(self._paths))]
 
     def discard(self, path: str) -> None:
-        """It was replaced."""
-        with self._lock:
-            self._paths.pop(path, None)
+        """It was replaced, moved, or read after all."""
+        if path in self._paths:
+            with self._lock:
+                self._paths.pop(path, None)
 
 
 def set_aside(place: Place) -> None:

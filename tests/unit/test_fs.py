@@ -361,22 +361,66 @@ def test_an_error_of_the_file_system_is_a_value_and_logged_once(tier, caplog):
     assert tier.usage().chunks == 1
 
 
-@pytest.mark.parametrize("reason", [errno.EIO, errno.EACCES])
-def test_a_chunk_that_cannot_be_read_is_replaced_by_the_next_write(tier, monkeypatch, reason):
+@pytest.fixture
+def break_file(monkeypatch):
+    """Makes one file fail to open with an error, until another takes its place."""
+    real = os.open
+
+    def break_it(file: Path, reason: int) -> None:
+        broken = file.stat().st_ino
+
+        def fail(name, *args, **options):
+            if str(name) == str(file) and os.stat(name).st_ino == broken:
+                raise OSError(reason, os.strerror(reason))
+            return real(name, *args, **options)
+
+        monkeypatch.setattr(os, "open", fail)
+
+    return break_it
+
+
+def test_a_write_replaces_a_chunk_that_could_not_be_read(tier, break_file):
     write(tier, key(1), key(2))
-    real, broken = os.open, path(tier, key(1)).stat().st_ino
-
-    def fail(name, *args, **options):
-        if str(name) == str(path(tier, key(1))) and os.stat(name).st_ino == broken:
-            raise OSError(reason, os.strerror(reason))
-        return real(name, *args, **options)
-
-    monkeypatch.setattr(os, "open", fail)
+    break_file(path(tier, key(1)), errno.EIO)
     assert read(tier, key(1), key(2)) == [ReadOutcome.FAILED, ReadOutcome.HIT]
     assert write(tier, key(1), key(2)) == [WriteOutcome.STORED, WriteOutcome.EXISTS]
     assert read(tier, key(1)) == [ReadOutcome.HIT]
     assert write(tier, key(1)) == [WriteOutcome.EXISTS]
     assert tier.usage() == Usage(2 * CHUNK_BYTES, 2, None)
+
+
+def test_an_error_of_the_device_that_comes_again_is_the_files_own(tier, break_file):
+    write(tier, key(1))
+    break_file(path(tier, key(1)), errno.EIO)
+    assert read(tier, key(1), key(1)) == [ReadOutcome.FAILED, ReadOutcome.CORRUPT]
+    assert tier.contains([key(1)]) == [False]
+    assert tier.usage() == Usage(0, 0, None)
+
+
+def test_an_error_of_the_device_that_passes_costs_nothing(tier, break_file, monkeypatch):
+    write(tier, key(1))
+    for _ in range(3):
+        break_file(path(tier, key(1)), errno.EIO)
+        assert read(tier, key(1)) == [ReadOutcome.FAILED]
+        monkeypatch.undo()
+        assert read(tier, key(1)) == [ReadOutcome.HIT]
+    assert write(tier, key(1)) == [WriteOutcome.EXISTS]
+
+
+def test_a_chunk_we_may_not_read_is_out_of_the_way_at_once(tier, break_file):
+    write(tier, key(1))
+    break_file(path(tier, key(1)), errno.EACCES)
+    assert read(tier, key(1)) == [ReadOutcome.CORRUPT]
+    assert tier.contains([key(1)]) == [False]
+    assert write(tier, key(1)) == [WriteOutcome.STORED]
+    assert read(tier, key(1)) == [ReadOutcome.HIT]
+
+
+def test_a_process_out_of_descriptors_costs_no_chunk(tier, break_file):
+    write(tier, key(1))
+    break_file(path(tier, key(1)), errno.EMFILE)
+    assert read(tier, key(1), key(1), key(1)) == [ReadOutcome.FAILED] * 3
+    assert tier.contains([key(1)]) == [True]
 
 
 @pytest.mark.parametrize("damage", [truncate, lose_blocks])
