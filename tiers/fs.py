@@ -27,7 +27,7 @@ from kvtiers.tiers.base import (
 )
 from kvtiers.tiers.buffers import aligned_buffer
 from kvtiers.tiers.direct_io import opened, transfer_in, transfer_out
-from kvtiers.tiers.fs_layout import Layout, Place, private_folder
+from kvtiers.tiers.fs_layout import Layout, Place, private_folder, refuse_link
 from kvtiers.tiers.fs_ledger import Ledger
 from kvtiers.tiers.fs_namespace import NamespaceBook
 from kvtiers.tiers.fs_quarantine import Stuck, set_aside
@@ -183,6 +183,7 @@ class FsTier(Tier):
     def _read_file(self, key: ChunkKey, payload: memoryview, stamp: int) -> ReadOutcome:
         place = self._layout.place(key)
         try:
+            place.refuse_links()
             with opened(place.path, os.O_RDONLY, direct=self._direct) as descriptor:
                 defect = self._fill(descriptor, key, payload)
                 if defect is None:
@@ -236,6 +237,7 @@ class FsTier(Tier):
         try:
             if not self._namespaces.accepts(key.namespace, create=True):
                 return WriteOutcome.REFUSED
+            place.refuse_links()
             if self._is_stored(place, stamp):
                 return WriteOutcome.EXISTS
         except OSError as error:
@@ -269,6 +271,7 @@ class FsTier(Tier):
     def _store(self, key: ChunkKey, payload: memoryview, place: Place, stamp: int) -> bool:
         """Write the file; False if somebody else was faster. Raises OSError."""
         temporary = self._layout.temporary(key.namespace.id, place.name)
+        refuse_link(os.path.dirname(temporary))
         metadata = self._metadata_buffer()
         chunk_format.pack(key, payload, time.time(), metadata)
         try:
@@ -343,6 +346,7 @@ class FsTier(Tier):
         folder = self._ledger.folder(place.folder)
         with folder.lock:
             try:
+                place.refuse_links()
                 found = os.lstat(place.path)
                 os.unlink(place.path)
             except FileNotFoundError:

@@ -12,6 +12,7 @@ strings and not ``Path`` objects: a lookup builds thousands a second.
 
 from __future__ import annotations
 
+import errno
 import os
 import secrets
 from pathlib import Path
@@ -42,6 +43,11 @@ class Place(NamedTuple):
     def bad(self) -> str:
         """Where its namespace's damaged files go."""
         return f"{os.path.dirname(self.folder)}/{BAD}"
+
+    def refuse_links(self) -> None:
+        """See ``refuse_link``; for the folder and its namespace's."""
+        refuse_link(os.path.dirname(self.folder))
+        refuse_link(self.folder)
 
 
 class Layout:
@@ -86,6 +92,16 @@ def _hash(text: str) -> bytes | None:
         return None
     # ``fromhex`` takes capitals and spaces too; we never write them.
     return digest if digest.hex() == text else None
+
+
+def refuse_link(folder: str) -> None:
+    """Raise NotADirectoryError if a link lies in the place of a folder of ours.
+
+    What is behind it is not ours: nothing may be written, moved or deleted there.
+    The root itself may be a link, as its user chose it.
+    """
+    if os.path.islink(folder):
+        raise NotADirectoryError(errno.ENOTDIR, "A link lies in a folder's place", folder)
 
 
 def private_folder(path: str) -> None:

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from kvtiers.tiers.base import Namespace
-from kvtiers.tiers.fs_layout import Layout, private_folder
+from kvtiers.tiers.fs_layout import Layout, private_folder, refuse_link
 
 logger = logging.getLogger(__name__)
 
@@ -83,6 +83,7 @@ class NamespaceBook:
         temporary = self._layout.temporary(namespace.id, path.name)
         facts = _plain(namespace.facts)
         differences = ""
+        refuse_link(str(path.parent))
         try:
             if facts:
                 differences = explain_mismatch(_load(path), facts)
@@ -156,7 +157,9 @@ def _renew(path: Path, temporary: str, facts: Mapping[str, Any], reason: Excepti
 
 
 def _store(path: Path, temporary: str, facts: Mapping[str, Any]) -> None:
-    private_folder(os.path.dirname(temporary))
+    folder = os.path.dirname(temporary)
+    refuse_link(folder)
+    private_folder(folder)
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     try:
         with os.fdopen(descriptor, "w", encoding="utf-8") as file:

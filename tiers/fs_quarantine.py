@@ -12,7 +12,7 @@ import os
 import stat
 import threading
 
-from kvtiers.tiers.fs_layout import Place, private_folder
+from kvtiers.tiers.fs_layout import Place, private_folder, refuse_link
 
 # A namespace's. They lie outside of the tier's capacity, so they must be few.
 _KEPT = 4
@@ -53,12 +53,15 @@ def set_aside(place: Place) -> None:
 
     Raises OSError if neither works.
     """
+    place.refuse_links()
     bad = place.bad
     try:
+        refuse_link(bad)
         private_folder(bad)
         os.rename(place.path, f"{bad}/{place.name}")
     except OSError:
         os.unlink(place.path)
+        return
     with contextlib.suppress(OSError):
         _keep_newest(bad)
 

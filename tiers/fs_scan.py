@@ -15,7 +15,14 @@ import time
 from collections.abc import Iterator
 
 from kvtiers.tiers.base import ChunkKey, Entry
-from kvtiers.tiers.fs_layout import BAD, FACTS, TEMPORARY, Layout, hash_of, is_chunk_folder
+from kvtiers.tiers.fs_layout import (
+    BAD,
+    FACTS,
+    TEMPORARY,
+    Layout,
+    hash_of,
+    is_chunk_folder,
+)
 from kvtiers.tiers.fs_ledger import Ledger
 from kvtiers.tiers.fs_namespace import NamespaceBook
 
@@ -58,7 +65,9 @@ class Scanner:
         entries = []
         try:
             with self._ledger.folder(folder).listing() as counted:
-                for found in _list(folder):
+                # What is behind a link is not ours: nothing of ours is left here.
+                linked = os.path.islink(parent) or os.path.islink(folder)
+                for found in [] if linked else _list(folder):
                     status = _status(found)
                     if status is None:
                         continue
@@ -76,9 +85,10 @@ class Scanner:
 
 def _other(found: os.DirEntry[str]) -> Iterator[Entry]:
     """What a namespace's folder holds beside chunks."""
-    if found.name == TEMPORARY:
+    folder = found.is_dir(follow_symlinks=False)
+    if folder and found.name == TEMPORARY:
         _sweep(found.path)
-    elif found.name == BAD:
+    elif folder and found.name == BAD:
         yield from _strangers(_list_or_warn(found.path))
     elif found.name != FACTS:
         yield from _strangers([found])

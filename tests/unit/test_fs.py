@@ -666,6 +666,71 @@ def test_a_caller_that_knows_only_the_id_is_not_compared(tier):
     assert json.loads(facts_file(tier).read_text())["model"] == "tiny"
 
 
+# Links in the place of folders ------------------------------------------------------------
+
+
+def all_files(folder: Path) -> dict[Path, bytes]:
+    return {file: file.read_bytes() for file in files_in(folder)}
+
+
+@pytest.mark.parametrize("part", [".", "01"], ids=["namespace", "chunks"])
+@pytest.mark.parametrize("before", [True, False], ids=["while it runs", "before it starts"])
+def test_nothing_behind_a_link_is_read_written_listed_or_removed(tier, tmp_path, part, before):
+    write(tier, key(1))
+    folder = (tier.config.path / "v1" / NAMESPACE.id / part).resolve()
+    elsewhere = folder.rename(tmp_path / "elsewhere")
+    folder.symlink_to(elsewhere)
+    lies_there = all_files(elsewhere)
+    if not before:
+        tier = open_tier(tier.config.path)
+    other = ChunkKey(NAMESPACE, bytes([1]) * 35)
+    assert read(tier, key(1)) == [ReadOutcome.FAILED]
+    assert write(tier, key(1), other) == [WriteOutcome.FAILED] * 2
+    assert tier.remove([key(1)]) == 0
+    assert [(entry.key, entry.where) for entry in tier.scan()] == [(None, str(folder))]
+    assert tier.usage().chunks == 0
+    assert all_files(elsewhere) == lies_there
+
+
+def test_a_damaged_file_behind_a_link_stays(tier, tmp_path):
+    write(tier, key(1))
+    empty(path(tier, key(1)))
+    elsewhere = path(tier, key(1)).parent.rename(tmp_path / "elsewhere")
+    path(tier, key(1)).parent.symlink_to(elsewhere)
+    read(tier, key(1))
+    tier._quarantine(Layout(tier.config.path).place(key(1)))
+    assert len(files_in(elsewhere)) == 1
+
+
+@pytest.mark.parametrize("name", ["tmp", "bad"])
+def test_no_old_file_behind_a_link_is_swept(tier, tmp_path, name):
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    for n in range(8):
+        (elsewhere / str(n)).touch()
+        os.utime(elsewhere / str(n), (1, 1))
+    write(tier, key(1), key(2))
+    link = tier.config.path / "v1" / NAMESPACE.id / name
+    shutil.rmtree(link, ignore_errors=True)
+    link.symlink_to(elsewhere)
+    empty(path(tier, key(1)))
+    assert read(tier, key(1)) == [ReadOutcome.CORRUPT]
+    assert read(tier, key(1)) == [ReadOutcome.MISS]
+    wanted = WriteOutcome.FAILED if name == "tmp" else WriteOutcome.STORED
+    assert write(tier, key(3)) == [wanted]
+    assert str(link) in {entry.where for entry in tier.scan() if entry.key is None}
+    assert len(files_in(elsewhere)) == 8
+
+
+def test_the_root_may_be_a_link(tmp_path):
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "root").symlink_to(tmp_path / "disk")
+    tier = open_tier(tmp_path / "root")
+    assert write(tier, key(1)) == [WriteOutcome.STORED]
+    assert read(tier, key(1)) == [ReadOutcome.HIT]
+    assert [entry.key for entry in tier.scan()] == [key(1)]
+
+
 # Scan and accounting --------------------------------------------------------------------
 
 
