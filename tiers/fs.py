@@ -77,7 +77,7 @@ class FsTier(Tier):
 
     Raises:
         TierConfigError: the path can't be used, the file system has no room for
-            one chunk, ``capacity`` is below one chunk, or ``direct`` is demanded
+            one chunk and holds none, ``capacity`` is below one chunk, or ``direct`` is demanded
             where it does not work.
 
     """
