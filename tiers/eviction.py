@@ -12,8 +12,10 @@ from kvtiers.tiers.residency import CPU, Residency
 from kvtiers.tiers.spill import Spill
 from kvtiers.tiers.workers import Op, OpKind
 
-# A full root in which we know no victims is scanned again, but not at once.
-_RESCAN_SECONDS = 60.0
+# How often a tier is looked through again, if there is reason to: not more often than
+# this, nor for more than a twentieth of the time.
+_RESCAN_SECONDS = 20.0
+_SCAN_COST = 20.0
 # Demote also what comes after the chunks to evict now, so that next time they
 # can go at once. Otherwise hotter chunks would be dropped while colder ones wait
 # for their copy.
@@ -89,17 +91,33 @@ class Eviction:
         return tier if tier is not None and tier.breaker.closed() else None
 
     def enforce(self, tier: LowerTier) -> None:
-        """Start evicting from a lower tier that is above its high watermark."""
+        """Start evicting from a lower tier that is above its high watermark, or refuses chunks."""
         full = tier.used + tier.storing > tier.high
-        if not full or tier.removing or not tier.breaker.closed():
+        if not (full or tier.refused) or tier.removing or not tier.breaker.closed():
             return
-        need = int(tier.used + tier.storing - tier.low)
+        if tier.stale and self._may_scan(tier):
+            # It may only seem full: what others removed was not uncounted.
+            self.scan(tier)
+        need = int(tier.used + tier.storing - tier.low) if full else 0
+        if tier.refused:
+            # Not more than a few per cent at once: it may have refused for another reason.
+            some = max(int(tier.used * tier.headroom / 2), tier.chunk_bytes)
+            need = max(need, min(tier.refused, some))
         victims = self._victims(tier, need)
         if victims:
             self._remove(tier, victims)
-        elif self._residency.clock() >= tier.scanned_at + _RESCAN_SECONDS:
-            # Somebody else fills the same root: look what is there.
+        elif self._may_scan(tier):
+            # Somebody else fills the same place: look what is there.
             self.scan(tier)
+
+    def look_around(self, tier: LowerTier) -> None:
+        """Others store in a shared tier too, and the bound is for all of it together."""
+        if tier.tier.shared and tier.capacity is not None and tier.wrote and self._may_scan(tier):
+            self.scan(tier)
+
+    def _may_scan(self, tier: LowerTier) -> bool:
+        rest = max(_RESCAN_SECONDS, _SCAN_COST * tier.scan_seconds)
+        return not tier.scanning and self._residency.clock() >= tier.scanned_at + rest
 
     def _victims(self, tier: LowerTier, need: int) -> list[ChunkId]:
         ordered = self._residency.policy.victims(tier.name, need)
@@ -108,7 +126,7 @@ class Eviction:
 
     def _remove(self, tier: LowerTier, victims: Sequence[ChunkId]) -> None:
         tier.counts["evictions"] += len(victims)
-        tier.removing = True
+        tier.removing, tier.refused = True, 0
         keys = self._residency.gone_from(tier, victims)
         tier.submit(Op(OpKind.REMOVE, keys, epoch=self._residency.epoch))
 
@@ -129,4 +147,5 @@ class Eviction:
     def scan(self, tier: LowerTier) -> None:
         """Find out, in the background, what the tier holds."""
         tier.scanned_at = self._residency.clock()
+        tier.scanning, tier.stale, tier.wrote = True, False, False
         tier.submit(Op(OpKind.SCAN, epoch=self._residency.epoch))

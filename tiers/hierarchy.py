@@ -373,6 +373,8 @@ class Hierarchy:
         if now >= self._chores_due:
             self._chores_due = now + _CHORES_SECONDS
             self._eviction.expire()
+            for tier in self._lower:
+                self._eviction.look_around(tier)
             for run in self.policy.anticipate():
                 self._promotion.prefetch(run)
 
@@ -393,6 +395,9 @@ class Hierarchy:
         self._residency.slots.unpin(op.slots)
         if op.kind is OpKind.REMOVE:
             tier.removing = False
+            tier.stale |= op.removed < len(op.keys)
+        elif op.kind is OpKind.SCAN and (op.usage is not None or op.error is not None):
+            tier.scanning, tier.scan_seconds = False, op.seconds
         if op.kind is not OpKind.CONTAINS:
             self._eviction.enforce(tier)
         if op.kind in (OpKind.WRITE, OpKind.REMOVE):
@@ -471,7 +476,7 @@ class Hierarchy:
             request.asked.add(key)
         named = [ChunkKey(self.namespace, key) for key in unknown]
         for tier in self._lower if unknown else ():
-            if not tier.breaker.allows():
+            if not self._residency.may_hold(tier) or not tier.breaker.allows():
                 continue
             for key in unknown:
                 request.unanswered[key] = request.unanswered.get(key, 0) + 1

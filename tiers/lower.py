@@ -57,7 +57,13 @@ class LowerTier:
         storing: bytes of stores under way.
         backlog: keys that wait for room to be stored, first come first.
         removing: an eviction is under way.
-        scanned_at: when what it holds was last looked through.
+        refused: bytes it had no room for since the last eviction, below its bound or
+            not: others may fill the same disk.
+        stale: somebody else removes chunks: what is known of it is not so any more.
+        scanning: what it holds is being looked through.
+        scanned_at: when that last began.
+        scan_seconds: how long it took.
+        wrote: something was stored since then.
         reading: how many ops read each key now; such a chunk is no victim.
         foreign: chunks of other namespaces that a scan found.
         ops: every op that has not come back, in the order of submission.
@@ -81,7 +87,12 @@ class LowerTier:
     storing: int = 0
     backlog: dict[bytes, None] = field(default_factory=dict)
     removing: bool = False
+    refused: int = 0
+    stale: bool = False
+    scanning: bool = False
     scanned_at: float = 0.0
+    scan_seconds: float = 0.0
+    wrote: bool = False
     reading: Counter[bytes] = field(default_factory=Counter)
     foreign: set[ChunkKey] = field(default_factory=set)
     ops: dict[Op, None] = field(default_factory=dict)

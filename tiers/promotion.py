@@ -193,6 +193,8 @@ class Promotion:
             request.give_up((chunk.key,))
         if outcome is ReadOutcome.CORRUPT:
             tier.counts["corrupt"] += 1
+        # Somebody else removes chunks there.
+        tier.stale |= outcome is ReadOutcome.MISS
         if outcome is not ReadOutcome.FAILED:
             self._residency.gone_from(tier, (chunk.key,))
         self._residency.drop((chunk,))

@@ -72,6 +72,10 @@ class Residency:
                     return tier
         return None
 
+    def may_hold(self, tier: LowerTier) -> bool:
+        """Whether chunks of this engine may go there: not all may outlive or leave it."""
+        return self.namespace.shareable or not (tier.tier.shared or tier.tier.persistent)
+
     def is_nowhere(self, chunk: Chunk) -> bool:
         """Whether neither the arena has it, or is getting it, nor a tier that may be asked."""
         return chunk.state is State.ABSENT and self.source(chunk) is None

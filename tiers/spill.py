@@ -31,7 +31,7 @@ class Spill:
         """A new run is in the arena: write it where the policy places it."""
         for name in self._residency.policy.place(run):
             tier = self._residency.named(name)
-            if tier is not None:
+            if tier is not None and self._residency.may_hold(tier):
                 self.offer(tier, run)
 
     def offer(self, tier: LowerTier, run: Run) -> None:
@@ -100,8 +100,10 @@ class Spill:
                 there.append(self._residency.directory.ensure(key.hash))
             if outcome is WriteOutcome.STORED:
                 tier.counts["bytes_written"] += self._residency.chunk_bytes
+                tier.wrote = True
             elif outcome is WriteOutcome.REFUSED:
                 tier.counts["refused"] += 1
+                tier.refused += self._residency.chunk_bytes
         self._residency.now_in(tier, there)
 
     def cancel_queued(self, n: int) -> None:

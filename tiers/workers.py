@@ -201,6 +201,7 @@ class ThreadWorkers:
 def scan(tier: Tier, op: Op, done: Callable[[Op], None], stopped: Callable[[], bool]) -> None:
     """Hand over what the tier holds, last used first, in batches; ``op`` itself comes last."""
     entries: list[Entry] = []
+    begun = time.monotonic()
     try:
         for entry in tier.scan():
             if stopped():
@@ -215,6 +216,7 @@ def scan(tier: Tier, op: Op, done: Callable[[Op], None], stopped: Callable[[], b
         )
     except Exception as error:  # noqa: BLE001 - a tier's fault must not end the thread silently
         op.error = error
+    op.seconds = time.monotonic() - begun
     entries.sort(key=lambda entry: -entry.last_used)
     for start in range(0, len(entries), _SCAN_BATCH):
         batch = entries[start : start + _SCAN_BATCH]

@@ -1226,3 +1226,76 @@ def test_a_policy_learns_how_fast_a_tier_reads_and_writes() -> None:
     stack.settle()
     assert disk.write_seconds(CHUNK) == pytest.approx(2.0)
     assert disk.read_seconds(CHUNK) == 0
+
+
+# Others at the same place ----------------------------------------------------
+
+
+def full_tier(stack: Stack) -> DictTier:
+    disk = stack.tiers["disk"]
+    assert isinstance(disk, DictTier)
+    return disk
+
+
+def test_a_tier_that_refuses_below_its_bound_makes_room_of_its_own() -> None:
+    stack = stack_with(16)
+    disk = stack.workers["disk"]
+    stack.store(prefix("old", 10))
+    stack.settle()
+    stack.store(prefix("new", 2))
+    for op in disk.of(OpKind.WRITE):
+        disk.end_writes(op, WriteOutcome.REFUSED)  # others have filled the disk
+    stack.settle()
+    assert stack.counts()["disk"]["evictions"] == 2, "as much as was refused"
+    assert len(full_tier(stack).chunks) == 8
+    stack.store(prefix("newer", 1))
+    stack.settle()
+    assert len(full_tier(stack).chunks) == 9
+
+
+def test_a_tier_from_which_others_remove_is_looked_through_again() -> None:
+    stack = stack_with(16, capacity=10 * CHUNK)
+    stack.store(prefix("a", 8))
+    stack.settle()
+    chunks = full_tier(stack).chunks
+    for name in list(chunks)[-3:]:
+        chunks[ChunkKey(Namespace("e" * 32), name.hash)] = chunks.pop(name)
+    scans = stack.workers["disk"].count(OpKind.SCAN)
+    stack.clock.now += 1000.0
+    stack.store(prefix("b", 3))  # evicts what is not there any more
+    stack.settle()
+    assert stack.workers["disk"].count(OpKind.SCAN) == scans + 1
+    assert len(chunks) <= 10
+    stack.store(prefix("c", 3))  # and what others have stored, now that it is known
+    stack.settle()
+    assert len(chunks) <= 10
+
+
+def test_what_others_store_in_a_shared_tier_is_looked_at_now_and_then() -> None:
+    stack = stack_with(16, capacity=100 * CHUNK)
+    full_tier(stack).shared = True  # type: ignore[misc]
+    disk = stack.workers["disk"]
+    before = disk.count(OpKind.SCAN)
+    stack.clock.now += 1000.0
+    stack.settle()
+    assert disk.count(OpKind.SCAN) == before, "nothing was stored, so nothing can be too much"
+    stack.store(prefix("a", 2))
+    for _ in range(10):
+        stack.clock.now += 1.0
+        stack.settle()
+    assert disk.count(OpKind.SCAN) == before + 1
+
+
+def test_private_chunks_stay_in_the_engine() -> None:
+    stack = stack_with(8)
+    full_tier(stack).persistent = True  # type: ignore[misc]
+    stack.h.reset(Namespace("f" * 32, shareable=False))
+    stack.h.flushed()
+    run = prefix("p", 2)
+    stack.store(run)
+    stack.settle()
+    assert full_tier(stack).chunks == {}
+    stack.begin("r", run)
+    assert stack.look("r", run) == [HIT] * 2
+    stack.begin("other", prefix("q", 2))
+    assert stack.look("other", prefix("q", 2)) == [MISS] * 2, "nor is anything asked for there"
