@@ -124,9 +124,9 @@ class Cues:
         """The fate of the next job of this kind, None if nothing was ordered."""
         for entry in self._read()["orders"][self._drawn[kind] :]:
             order = Order(**entry)
-            if order.kind == kind:
+            if order.kind == kind and order.rank in (None, self._rank):
                 self._drawn[kind] = order.number + 1
-                return order if order.rank in (None, self._rank) else None
+                return order
         return None
 
     def holding(self) -> bool:
