@@ -8,22 +8,21 @@ file, the file beats the defaults; key by key at the top level, so whoever sets
 
 from __future__ import annotations
 
-import json
 import os
-from collections.abc import Iterator, Mapping
+import stat
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import yaml
 from kvtiers.connector.config_errors import ConfigError, did_you_mean
+from kvtiers.connector.config_text import check, read_file_text, read_variable_text
 
 EXTRA = "kv_connector_extra_config"
 PREFIX = "KVTIERS_"
 # Variables that other parts of kvtiers read.
 _OTHER_VARIABLES = ("KVTIERS_CONFIG", "KVTIERS_TRACES")
-# Texts however they look, since YAML would make one number of the versions 1.1 and 1.10.
-_TEXTS = frozenset({"weights_version"})
+_MOST_FILE_BYTES = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -88,10 +87,10 @@ def gather(
         file_named_by: what put ``config`` into ``extra``, if not the user.
 
     Raises:
-        ConfigError: a file or a variable cannot be read.
+        ConfigError: a source cannot be read.
 
     """
-    given = {key: value for key, value in extra.items() if key != "config"}
+    given = _checked_extra(extra)
     file = extra.get("config", environ.get("KVTIERS_CONFIG"))
     if file_named_by is None:
         file_named_by = f"'config' in {EXTRA}" if "config" in extra else "KVTIERS_CONFIG"
@@ -100,6 +99,15 @@ def gather(
     sources += [*variables, Source(EXTRA, given)]
     owners = {key: source for source in sources for key in source.values}
     return Layers(owners, tuple(warnings))
+
+
+def _checked_extra(extra: Mapping[str, Any]) -> dict[str, Any]:
+    given = {key: value for key, value in extra.items() if key != "config"}
+    try:
+        check(given)
+    except ValueError as error:
+        raise ConfigError([f"{EXTRA} cannot be read: {error}."]) from error
+    return {str(key): value for key, value in given.items()}
 
 
 def _from_environment(
@@ -111,20 +119,11 @@ def _from_environment(
         if variable in by_variable:
             label = f"environment {variable}"
             key = by_variable[variable]
-            sources.append(Source(label, {key: _yaml_value(key, text, label)}))
+            sources.append(Source(label, {key: read_variable_text(key, text, label)}))
         elif variable.startswith(PREFIX) and variable not in _OTHER_VARIABLES:
             guess = did_you_mean(variable, [*by_variable, *_OTHER_VARIABLES])
             warnings.append(f"The environment variable {variable} sets nothing in kvtiers.{guess}")
     return sources, warnings
-
-
-def _yaml_value(key: str, text: str, label: str) -> Any:
-    try:
-        return _as_written(key, yaml.safe_load(text), yaml.compose(text, Loader=yaml.SafeLoader))
-    except yaml.YAMLError as error:
-        raise ConfigError(
-            [f"The value of {label} is not YAML: {_one_line(error)}. It reads {text!r}."]
-        ) from error
 
 
 def _from_file(name: object, named_by: str) -> Source:
@@ -133,18 +132,10 @@ def _from_file(name: object, named_by: str) -> Source:
             [f"config is {name!r} (from {named_by}): it must be the path of a YAML or JSON file."]
         )
     path = Path(os.path.expanduser(os.path.expandvars(name))).absolute()
+    text = _text_of(path, named_by)
+    source = f"The configuration file {path}"
+    values, lines = read_file_text(text, path.suffix == ".json", source)
     label = f"file {path}"
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or "it is no text in UTF-8"
-        raise ConfigError(
-            [
-                f"The configuration file {path}, which {named_by} names, cannot be read: {reason}. "
-                "Correct the path, or make the file readable for the server's user."
-            ]
-        ) from error
-    values, lines = _parse(text, path)
     if not isinstance(values, dict):
         raise ConfigError(
             [
@@ -155,58 +146,27 @@ def _from_file(name: object, named_by: str) -> Source:
     return Source(label, {str(key): value for key, value in values.items()}, path.parent, lines)
 
 
-def _parse(text: str, path: Path) -> tuple[Any, dict[str, int]]:
-    """Values and the line of each; JSON has no lines here (and may hold tabs, unlike YAML)."""
+def _text_of(path: Path, named_by: str) -> str:
     try:
-        if path.suffix == ".json":
-            return json.loads(text), {}
-        return _parse_yaml(text, path)
-    except (yaml.YAMLError, json.JSONDecodeError) as error:
-        kind = "JSON" if path.suffix == ".json" else "YAML"
-        raise ConfigError(
-            [f"The configuration file {path} is not valid {kind}: {_one_line(error)}."]
-        ) from error
-
-
-def _parse_yaml(text: str, path: Path) -> tuple[Any, dict[str, int]]:
-    values = yaml.safe_load(text)
-    node = yaml.compose(text, Loader=yaml.SafeLoader)
-    if node is None:
-        return {}, {}
-    lines = dict(_walk(node, "", path))
-    if isinstance(values, dict) and isinstance(node, yaml.MappingNode):
-        nodes = {key.value: item for key, item in node.value}
-        values = {key: _as_written(key, value, nodes.get(key)) for key, value in values.items()}
-    return values, lines
-
-
-def _as_written(key: str, value: Any, node: yaml.Node | None) -> Any:
-    """The value, or what its node reads if the key's values are texts."""
-    is_text = key in _TEXTS and value is not None and isinstance(node, yaml.ScalarNode)
-    return node.value if is_text and node is not None else value
-
-
-def _walk(node: yaml.Node, path: str, file: Path) -> Iterator[tuple[str, int]]:
-    if isinstance(node, yaml.SequenceNode):
-        for index, item in enumerate(node.value):
-            yield f"{path}[{index}]", item.start_mark.line + 1
-            yield from _walk(item, f"{path}[{index}]", file)
-    elif isinstance(node, yaml.MappingNode):
-        seen: dict[str, int] = {}
-        for key, item in node.value:
-            below, line = f"{path}.{key.value}".lstrip("."), key.start_mark.line + 1
-            # YAML readers silently keep the last of two equal keys.
-            if key.value in seen:
-                raise ConfigError(
-                    [
-                        f"{below} stands twice in {file}, in lines {seen[key.value]} and {line}. "
-                        "Keep one of them."
-                    ]
-                )
-            seen[key.value] = line
-            yield below, line
-            yield from _walk(item, below, file)
-
-
-def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split())
+        status = path.stat()
+        # Opening a pipe would wait for its writer, for ever if there is none.
+        if not stat.S_ISREG(status.st_mode):
+            reason = "it is no regular file"
+        elif status.st_size > _MOST_FILE_BYTES:
+            reason = "it is larger than 1 MiB"
+        else:
+            return path.read_text(encoding="utf-8")
+    except OSError as error:
+        reason = error.strerror or str(error)
+    except UnicodeDecodeError:
+        reason = "it is no text in UTF-8"
+    except ValueError:
+        reason = "no file can have that name"
+    # Shown escaped: the name may hold what no terminal can show.
+    shown = repr(str(path))[1:-1]
+    raise ConfigError(
+        [
+            f"The configuration file {shown}, which {named_by} names, cannot be read: {reason}. "
+            "Correct the path, or make the file readable for the server's user."
+        ]
+    )

@@ -18,6 +18,8 @@ EXAMPLES = "8GiB, 20GB, 1073741824, 25% or 0.25"
 
 _BYTES = TypeAdapter(ByteSize)
 _SHARE = re.compile(r"\s*(\d*\.?\d+)\s*%\s*")
+# Whole bytes, or any number of a larger unit. pydantic ignores what follows the unit.
+_SIZE = re.compile(r"\s*(?:\d+\s*[bB]?|\d*\.?\d+\s*(?![bB]\b)[A-Za-z]+)\s*", re.ASCII)
 _FRACTION = re.compile(r"\s*(0?\.\d+|1\.0*)\s*")
 
 
@@ -84,6 +86,8 @@ class Capacity:
             return cls._of_share(float(match[1]) / 100, text)
         if match := _FRACTION.fullmatch(text):
             return cls._of_share(float(match[1]), text)
+        if not _SIZE.fullmatch(text):
+            raise _refusal(text)
         # Kubernetes writes Gi where everybody else writes GiB.
         spelled = re.sub(r"([KMGTPkmgtp]i)\s*$", r"\1B", text)
         try:

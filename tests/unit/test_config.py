@@ -1,5 +1,6 @@
 import json
 import math
+import os
 import textwrap
 from pathlib import Path
 
@@ -611,6 +612,134 @@ def test_a_file_that_is_no_mapping(yaml_file, text, name, says):
 def test_a_variable_that_is_not_yaml():
     text = problem({}, {"KVTIERS_TIERS": "[cpu"})
     assert text.startswith("The value of environment KVTIERS_TIERS is not YAML")
+
+
+LAUGHS = "\n".join(
+    ["a0: &a0 [x, x, x, x, x, x, x, x, x, x]"]
+    + [f"a{n + 1}: &a{n + 1} [{', '.join([f'*a{n}'] * 10)}]" for n in range(8)]
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("&a [*a]", "more than 32 levels deep"),
+        ("&a {x: *a}", "more than 32 levels deep"),
+        ("&a {<<: *a}", "more than 32 levels deep"),
+        ("[" * 5000 + "]" * 5000, "more than 32 levels deep"),
+        ("{a: " * 900 + "1" + "}" * 900, "more than 32 levels deep"),
+        ("- " * 3000 + "x", "more than 32 levels deep"),
+        ("[" + "x, " * 10_001 + "x]", "more than 10000 keys and values"),
+        ("{" + LAUGHS.replace("\n", ", ") + "}", "more than 10000 keys and values"),
+        ("2001-99-99", "'2001-99-99' is no timestamp"),
+        ("!!int x", "'x' is no int"),
+        ("!!float x", "'x' is no float"),
+        ("!!bool x", "'x' is no bool"),
+        ("!!timestamp x", "'x' is no timestamp"),
+        ("9" * 5000, "is no int"),
+        ("0x" + "f" * 5000, "has more than 4096 bits"),
+        ("{? [a] : b}", "a list or a mapping is no key"),
+        ("{a: 1, a: 2}", "a stands twice in it, in lines 1 and 1. Keep one of them"),
+    ],
+)
+def test_what_a_yaml_parser_trips_over_is_a_paragraph_that_names_its_source(yaml_file, text, says):
+    file = yaml_file(f"tiers:\n  {text}\n")
+    found = problem({"config": file})
+    assert found.startswith(f"The configuration file {file} is not valid YAML: ")
+    assert says.replace("lines 1 and 1", "lines 2 and 2") in found
+    for variable in ("KVTIERS_TIERS", "KVTIERS_POLICY"):
+        found = problem({}, {variable: text})
+        assert found.startswith(f"The value of environment {variable} is not YAML: ")
+        assert says in found
+        assert len(found) < 600
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ('{"tiers": ' + "[" * 100_000, "more than 32 levels deep"),
+        ('{"tiers": ' + "[" * 40 + "]" * 40 + "}", "more than 32 levels deep"),
+        ('{"chunk_size": ' + "9" * 5000 + "}", "4300 digits"),
+        ('{"weights_version": "\\ud800"}', r"weights_version holds '\ud800', which is no Unicode"),
+    ],
+)
+def test_what_a_json_parser_trips_over_is_a_paragraph_too(yaml_file, text, says):
+    file = yaml_file(text, "a.json")
+    found = problem({"config": file})
+    assert found.startswith(f"The configuration file {file} is not valid JSON: ")
+    assert says in found
+
+
+def test_a_weights_version_need_not_be_what_yaml_takes_it_for(yaml_file):
+    file = yaml_file("weights_version: 2001-99-99\n")
+    assert load({"config": file}, {}).config.weights_version == "2001-99-99"
+
+
+def test_an_alias_that_ends_is_written_out(yaml_file):
+    file = yaml_file("tiers: [{type: cpu, capacity: &size 1GiB}, {type: fs, capacity: *size}]\n")
+    assert {str(tier.capacity) for tier in load({"config": file}, {}).config.tiers} == {"1 GiB"}
+
+
+def _endless() -> list[object]:
+    endless: list[object] = []
+    endless.append(endless)
+    return endless
+
+
+@pytest.mark.parametrize(
+    ("extra", "says"),
+    [
+        ({"tiers": _endless()}, "more than 32 levels deep"),
+        ({"chunk_size": 10**5000}, "the number at chunk_size has more than 4096 bits"),
+        (
+            {"tiers": ["cpu", {"type": "fs", "path": "/\ud800"}]},
+            r"tiers[1].path holds '/\ud800', which is no Unicode",
+        ),
+    ],
+)
+def test_values_beyond_the_bounds_in_the_extra_config(extra, says):
+    found = problem(extra)
+    assert found.startswith("kv_connector_extra_config cannot be read: ")
+    assert says in found
+
+
+@pytest.mark.parametrize(
+    ("extra", "says"),
+    [
+        ({"tiers": [{1: 2}]}, "Written here: 1."),
+        ({"policy": {1: 2}}, "Written here: 1."),
+        ({1: 2}, "1 (from kv_connector_extra_config) is not a key that kvtiers knows."),
+    ],
+)
+def test_a_key_that_is_no_text_is_unknown_like_others(extra, says):
+    assert says in problem(extra)
+
+
+def test_only_a_regular_file_is_opened(tmp_path):
+    pipe = tmp_path / "pipe.yaml"
+    os.mkfifo(pipe)
+    for name in (pipe, tmp_path, "/dev/null"):
+        assert "cannot be read: it is no regular file." in problem({"config": str(name)})
+
+
+def test_a_file_is_at_most_1_mib(yaml_file):
+    padding = "#" * (MIB - 1) + "\n"
+    assert load({"config": yaml_file(padding)}, {}).warnings == ()
+    assert "cannot be read: it is larger than 1 MiB." in problem(
+        {"config": yaml_file(padding + "#")}
+    )
+
+
+@pytest.mark.parametrize(("name", "shown"), [("a\0b", r"a\x00b"), ("\ud800", r"\ud800")])
+def test_a_name_that_no_file_can_have(name, shown):
+    text = problem({"config": name})
+    assert f"{shown}, which 'config' in" in text
+    assert "cannot be read: no file can have that name." in text
+
+
+def test_a_file_in_another_encoding(tmp_path):
+    (tmp_path / "a.yaml").write_bytes("tiers: [cpu]".encode("utf-16"))
+    assert "it is no text in UTF-8" in problem({"config": str(tmp_path / "a.yaml")})
 
 
 def test_a_configuration_cannot_be_changed_afterwards():

@@ -18,6 +18,7 @@ GIB = 1 << 30
         ("1073741824", GIB),
         (GIB, GIB),
         (8e9, 8 * 10**9),
+        ("512 B", 512),
     ],
 )
 def test_sizes_as_people_write_them(written, nbytes):
@@ -42,6 +43,15 @@ def test_anything_else_is_refused_with_examples(written):
     with pytest.raises(ValueError, match=r"neither a size nor a share.*8GiB.*25%") as raised:
         Capacity.parse(written)
     assert repr(written) in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    "written",
+    ["8 GiB extra", "8GiB,", "1.5", "1.5B", "8.", "1_000", "0x10", "9" * 5000, "\u0668GiB"],
+)
+def test_a_size_is_the_whole_text_and_whole_bytes_where_it_has_no_unit(written):
+    with pytest.raises(ValueError, match="neither a size nor a share"):
+        Capacity.parse(written)
 
 
 def test_a_share_stays_below_its_bound():
