@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from kvtiers.connector.config_errors import ConfigError, did_you_mean
-from kvtiers.connector.config_text import check, read_file_text, read_variable_text
+from kvtiers.connector.config_text import check, read_document, read_variable_text
 
 EXTRA = "kv_connector_extra_config"
 PREFIX = "KVTIERS_"
@@ -134,7 +134,7 @@ def _from_file(name: object, named_by: str) -> Source:
     path = Path(os.path.expanduser(os.path.expandvars(name))).absolute()
     text = _text_of(path, named_by)
     source = f"The configuration file {path}"
-    values, lines = read_file_text(text, path.suffix == ".json", source)
+    values, lines = read_document(text, path.suffix == ".json", source)
     label = f"file {path}"
     if not isinstance(values, dict):
         raise ConfigError(
@@ -149,8 +149,8 @@ def _from_file(name: object, named_by: str) -> Source:
 def _text_of(path: Path, named_by: str) -> str:
     try:
         status = path.stat()
-        # Opening a pipe would wait for its writer, for ever if there is none.
-        if not stat.S_ISREG(status.st_mode):
+        # Opening a pipe would wait for its writer, for ever if there is none; a folder says so.
+        if not stat.S_ISREG(status.st_mode) and not stat.S_ISDIR(status.st_mode):
             reason = "it is no regular file"
         elif status.st_size > _MOST_FILE_BYTES:
             reason = "it is larger than 1 MiB"

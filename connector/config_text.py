@@ -30,13 +30,13 @@ _TOO_MANY = f"it holds more than {_MOST_NODES} keys and values, with all aliases
 Lines = dict[str, int]
 
 
-def read_file_text(text: str, is_json: bool, source: str) -> tuple[Any, Lines]:
-    """The values of a file, and the line of each dotted path.
+def read_document(text: str, is_json: bool, source: str) -> tuple[Any, Lines]:
+    """The values of a file or of an inline text, and the line of each dotted path.
 
     JSON has no lines here; it is not read as YAML because it may hold tabs.
 
     Args:
-        text: what the file holds.
+        text: the whole of it.
         is_json: whether it is JSON, else it is YAML.
         source: what the error says of it, such as ``The configuration file /a.yaml``.
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import sys
 from collections.abc import Mapping
@@ -13,6 +12,7 @@ from typing import Any
 from kvtiers.connector.config import Loaded, load, values
 from kvtiers.connector.config_errors import ConfigError
 from kvtiers.connector.config_sources import EXTRA
+from kvtiers.connector.config_text import read_document
 from kvtiers.connector.sizes import Capacity
 from rich.console import Console
 from rich.table import Table
@@ -60,10 +60,8 @@ def _load(arguments: argparse.Namespace) -> Loaded:
 
 def _extra_config(text: str, named_by: str) -> Mapping[str, Any]:
     """What the connector would get: all of ``text``, or that part of a whole transfer config."""
-    try:
-        values: dict[str, Any] = json.loads(text)  # as it starts with a brace
-    except json.JSONDecodeError as error:
-        raise ConfigError([f"The text from {named_by} is not valid JSON: {error}."]) from error
+    values: dict[str, Any]  # as the text starts with a brace
+    values, _ = read_document(text, True, f"The text from {named_by}")
     if "kv_connector" not in values and EXTRA not in values:
         return values
     extra = values.get(EXTRA, {})

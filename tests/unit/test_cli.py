@@ -72,6 +72,10 @@ def test_a_transfer_config_without_ours_leaves_the_defaults(capsys):
     ("text", "says"),
     [
         ('{"tiers": ', "kvtiers: The text from --check is not valid JSON: Expecting value"),
+        (
+            '{"tiers": ' + "[" * 100_000,
+            "kvtiers: The text from --check is not valid JSON: it is nested more than 32 levels",
+        ),
         ('{"polcy": 1}', "kvtiers: polcy (from kv_connector_extra_config) is not a key"),
         (
             '{"kv_connector_extra_config": 3}',
