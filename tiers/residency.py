@@ -177,19 +177,26 @@ class Residency:
 
     def start_epoch(self, namespace: Namespace) -> None:
         """From now on nothing that is stored counts; what tiers hold is somebody else's."""
-        for tier in self.lower:
-            self._estrange(tier)
+        held = {tier.name: self._own_chunks_of(tier) for tier in self.lower}
+        estranged = {name: [self.key_of(chunk) for chunk in own] for name, own in held.items()}
+        for name, own in held.items():
+            self.policy.on_remove([chunk.key for chunk in own], name)
         self.drop([chunk for chunk in self.directory if chunk.slot >= 0])
         self.directory.clear()
         self.namespace = namespace
         self.epoch += 1
+        for tier in self.lower:
+            # Where this engine stores no more, it need not keep the bound either.
+            if self.may_hold(tier):
+                self._estrange(tier, estranged[tier.name])
 
-    def _estrange(self, tier: LowerTier) -> None:
+    def _own_chunks_of(self, tier: LowerTier) -> list[Chunk]:
+        """What the tier holds of this namespace, first victim first."""
+        chunks = (self.get(victim) for victim in self.policy.victims(tier.name, 1 << 62))
+        return [chunk for chunk in chunks if chunk is not None]
+
+    def _estrange(self, tier: LowerTier, keys: Sequence[ChunkKey]) -> None:
         """Keep the order of what the tier holds, so that its bound can still be kept."""
-        for victim in list(self.policy.victims(tier.name, 1 << 62)):
-            chunk = self.get(victim)
-            if chunk is not None:
-                key = self.key_of(chunk)
-                self.policy.on_remove((victim,), tier.name)
-                tier.foreign.add(key)
-                self.policy.on_insert(Run((key,), 0, self.chunk_bytes), tier.name)
+        for key in keys:
+            tier.foreign.add(key)
+            self.policy.on_insert(Run((key,), 0, self.chunk_bytes), tier.name)
