@@ -62,7 +62,6 @@ class TieredKVConnector(OffloadingConnector):  # type: ignore[misc]  # vLLM is u
         super().__init__(
             _with_own_extra(vllm_config, kv_cache_config, loaded), role, kv_cache_config
         )
-        self._gpu_block_bytes = 0
         self._block_pool: Any = None
         # Worker side: which request a load job belongs to, and what failed.
         self._load_requests: dict[int, str] = {}
