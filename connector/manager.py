@@ -69,7 +69,8 @@ class RequestKeys:
 class TieredOffloadingManager(OffloadingManager):  # type: ignore[misc]  # vLLM is untyped
     """vLLM's view of the hierarchy.
 
-    Until ``open`` was called with what the workers report, everything is a miss.
+    It is made before vLLM has heard from the workers, and opened with what
+    they report before the first request.
 
     Args:
         config: vLLM's summary of the engine.
