@@ -49,6 +49,11 @@ def fs(path: Path, capacity: str = "1GiB", **options: Any) -> dict[str, Any]:
     return {"type": "fs", "path": str(path), "capacity": capacity, **options}
 
 
+def redis_tier(url: str, **options: Any) -> dict[str, Any]:
+    """Configuration of a Redis tier."""
+    return {"type": "redis", "url": url, **options}
+
+
 @dataclass(frozen=True)
 class Answer:
     """What the engine said.
@@ -75,6 +80,7 @@ class Engine:
         tiers: the connector's tiers; None runs without the connector.
         blocks: blocks of the GPU's KV cache; few of them force preemptions.
         tensor_parallel: ranks, each with a core of its own.
+        pipeline_parallel: stages, the same.
         extra: further keys of ``kv_connector_extra_config``.
         transfer: replaces the whole ``kv_transfer_config``.
         environment: variables while the engine lives.
@@ -89,6 +95,7 @@ class Engine:
         *,
         blocks: int = 256,
         tensor_parallel: int = 1,
+        pipeline_parallel: int = 1,
         extra: Mapping[str, Any] | None = None,
         transfer: Mapping[str, Any] | None = None,
         environment: Mapping[str, str] | None = None,
@@ -103,9 +110,13 @@ class Engine:
         self._patch = pytest.MonkeyPatch()
         # vLLM binds this thread to cores, and child processes would inherit that.
         self._cores = os.sched_getaffinity(0)
-        self._set_environment(tensor_parallel, environment or {})
+        self._set_environment(tensor_parallel * pipeline_parallel, environment or {})
+        options |= {
+            "tensor_parallel_size": tensor_parallel,
+            "pipeline_parallel_size": pipeline_parallel,
+        }
         try:
-            self.llm: Any = self._start(model, blocks, tensor_parallel, transfer, options)
+            self.llm: Any = self._start(model, blocks, transfer, options)
         except BaseException:
             self._restore()
             raise
@@ -129,7 +140,6 @@ class Engine:
     def _start(
         model: Path,
         blocks: int,
-        ranks: int,
         transfer: Mapping[str, Any] | None,
         options: Mapping[str, Any],
     ) -> Any:
@@ -145,7 +155,6 @@ class Engine:
             "enforce_eager": True,
             "skip_tokenizer_init": True,
             "num_gpu_blocks_override": blocks,
-            "tensor_parallel_size": ranks,
             **options,
         }
         if transfer is not None:
@@ -190,6 +199,11 @@ class Engine:
         """The scheduler's connector."""
         connector: TieredKVConnector = self.scheduler.connector
         return connector
+
+    @property
+    def tiered(self) -> bool:
+        """Whether it runs with the connector."""
+        return self.scheduler.connector is not None
 
     @property
     def hierarchy(self) -> Hierarchy:
@@ -241,16 +255,33 @@ class Engine:
         self.settle()
         return [answers[name] for name in ids]
 
-    def submit(self, prompt: Sequence[int], max_tokens: int = 16, **options: Any) -> str:
-        """Hand in a prompt without a step. Returns its id; ``options`` go into the prompt."""
+    def submit(
+        self,
+        prompt: Sequence[int],
+        max_tokens: int = 16,
+        *,
+        lora: Any = None,
+        sampling: Mapping[str, Any] | None = None,
+        **options: Any,
+    ) -> str:
+        """Hand in a prompt without a step. Returns its id.
+
+        Args:
+            prompt: token ids.
+            max_tokens: to generate.
+            lora: vLLM's ``LoRARequest``.
+            sampling: further ``SamplingParams``.
+            options: further keys of the prompt, such as ``cache_salt``.
+
+        """
         from vllm import SamplingParams
 
         self._asked += 1
         name = str(self._asked)
-        params = SamplingParams(
-            temperature=0, max_tokens=max_tokens, ignore_eos=True, detokenize=False
-        )
-        self.llm.llm_engine.add_request(name, {"prompt_token_ids": list(prompt), **options}, params)
+        greedy = {"temperature": 0, "ignore_eos": True, "detokenize": False}
+        params = SamplingParams(max_tokens=max_tokens, **greedy, **(sampling or {}))
+        asked = {"prompt_token_ids": list(prompt), **options}
+        self.llm.llm_engine.add_request(name, asked, params, lora_request=lora)
         return name
 
     def abort(self, name: str) -> None:
@@ -292,7 +323,7 @@ class Engine:
             time.sleep(0.001)
 
     def _tiers_idle(self) -> bool:
-        if self.scheduler.connector is None:
+        if not self.tiered:
             return True
         self.hierarchy.poll()
         return self.hierarchy.idle()
