@@ -10,14 +10,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 from kvtiers.connector.config_entries import EntryReader
 from kvtiers.connector.config_errors import ConfigError, from_pydantic, options_of, unknown_key
+from kvtiers.connector.config_settings import Settings
 from kvtiers.connector.config_sources import EXTRA, Layers, Source, gather
 from kvtiers.connector.config_specs import PolicySpec, TierSpec
 from kvtiers.tiers import TierConfig
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import ValidationError
 
 _DEFAULTS = Source("default", {"tiers": ["cpu", "fs"], "policy": "lru"})
 
@@ -33,47 +34,6 @@ _VLLM_KEYS: Mapping[str, str] = {
     "sync_load_budget_bytes": "leave it out; vLLM cannot be told that a load within a step failed",
     "store_threshold": "leave it out, the policy decides what is admitted",
 }
-
-
-class Settings(BaseModel):
-    """What can be set beside the tiers and the policy."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    blocks_per_chunk: int | None = Field(
-        default=None, ge=1, description="the number of vLLM blocks that move as one, 1 if not set"
-    )
-    chunk_size: int | None = Field(
-        default=None, ge=1, description="the number of tokens that move as one"
-    )
-    offload_prompt_only: bool = Field(
-        default=True, description="whether only prompts are kept, and no generated tokens"
-    )
-    canonical_layout: Literal["auto", True, False] = Field(
-        default="auto",
-        description="whether KV is stored independently of the tensor-parallel shape",
-    )
-    weights_version: str | None = Field(
-        default=None, description="a text that changes when the weights do"
-    )
-    self_describing_kv_events: bool = Field(
-        default=False, description="whether KV events carry the tokens of their blocks"
-    )
-
-    @field_validator("weights_version", mode="before")
-    @classmethod
-    def _version_as_text(cls, value: object) -> object:
-        # No float: from JSON 1.10 arrives as 1.1, and nobody can see how it was written.
-        return str(value) if type(value) is int else value
-
-    @model_validator(mode="after")
-    def _one_chunk_size(self) -> Settings:
-        if self.blocks_per_chunk is not None and self.chunk_size is not None:
-            raise ValueError(
-                f"blocks_per_chunk is {self.blocks_per_chunk} and chunk_size is "
-                f"{self.chunk_size}, and both say how large a chunk is. Keep one of them"
-            )
-        return self
 
 
 class Config(Settings):

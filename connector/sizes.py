@@ -12,14 +12,11 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from pydantic import ByteSize, TypeAdapter, ValidationError
+from kvtiers.tiers.units import read_percent, read_size
+from pydantic import ByteSize
 
 EXAMPLES = "8GiB, 20GB, 1073741824, 25% or 0.25"
 
-_BYTES = TypeAdapter(ByteSize)
-_SHARE = re.compile(r"\s*(\d*\.?\d+)\s*%\s*")
-# Whole bytes, or any number of a larger unit. pydantic ignores what follows the unit.
-_SIZE = re.compile(r"\s*(?:\d+\s*[bB]?|\d*\.?\d+\s*(?![bB]\b)[A-Za-z]+)\s*", re.ASCII)
 _FRACTION = re.compile(r"\s*(0?\.\d+|1\.0*)\s*")
 
 
@@ -82,18 +79,13 @@ class Capacity:
 
     @classmethod
     def _of_text(cls, text: str) -> Capacity:
-        if match := _SHARE.fullmatch(text):
-            return cls._of_share(float(match[1]) / 100, text)
+        if (share := read_percent(text)) is not None:
+            return cls._of_share(share, text)
         if match := _FRACTION.fullmatch(text):
             return cls._of_share(float(match[1]), text)
-        if not _SIZE.fullmatch(text):
+        if (nbytes := read_size(text)) is None:
             raise _refusal(text)
-        # Kubernetes writes Gi where everybody else writes GiB.
-        spelled = re.sub(r"([KMGTPkmgtp]i)\s*$", r"\1B", text)
-        try:
-            return cls._of_bytes(int(_BYTES.validate_python(spelled)), text)
-        except ValidationError:
-            raise _refusal(text) from None
+        return cls._of_bytes(nbytes, text)
 
     def resolve(self, total_bytes: int) -> int:
         """How many bytes it is, where ``total_bytes`` is the whole of a share."""

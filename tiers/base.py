@@ -23,6 +23,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
+from kvtiers.tiers.units import Share
 from pydantic import BaseModel, ConfigDict, field_validator
 
 # Payload buffers start on this boundary and their length is a multiple of it, so
@@ -142,6 +143,9 @@ class TierConfig(BaseModel):
         deadline: seconds a load from this tier may take before the chunk counts
             as a miss; above 0 and finite.
         threads: worker threads the hierarchy runs for this tier, 1 to ``MAX_THREADS``.
+        headroom: share of its capacity that the hierarchy keeps free, 0 to below 1: it
+            evicts when half of that is used, until all of it is free. Room for one
+            chunk is kept at least. Means nothing without a capacity.
 
     """
 
@@ -150,6 +154,7 @@ class TierConfig(BaseModel):
     type: str
     deadline: float = 5.0
     threads: int = 4
+    headroom: Share = 0.2
 
     # Validators, and not bounds of the fields, because a tier that declares a field
     # again, for another default, loses its bounds and keeps its validators.
@@ -167,6 +172,13 @@ class TierConfig(BaseModel):
         if type(value) is int and 1 <= value <= MAX_THREADS:
             return value
         raise ValueError(f"it must be a whole number from 1 to {MAX_THREADS}")
+
+    @field_validator("headroom")
+    @classmethod
+    def _leaves_something(cls, value: float) -> float:
+        if value < 1:
+            return value
+        raise ValueError("it must be below 1: a tier that is kept free holds nothing")
 
 
 class Tier(ABC):

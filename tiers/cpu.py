@@ -52,6 +52,7 @@ class CpuTier(Tier):
         # Excluded: no options of this tier.
         deadline: float = Field(default=5.0, exclude=True)
         threads: int = Field(default=4, exclude=True)
+        headroom: float = Field(default=0.0, exclude=True)
 
         @field_validator("deadline", "threads", mode="before")
         @classmethod
@@ -59,6 +60,14 @@ class CpuTier(Tier):
             raise ValueError(
                 "the cpu tier has neither a deadline nor threads, as the engine makes its "
                 "copies. Leave it out"
+            )
+
+        @field_validator("headroom", mode="before")
+        @classmethod
+        def _never_free(cls, _value: object) -> NoReturn:
+            raise ValueError(
+                "the cpu tier keeps no room free: it gives up a chunk when its slot is needed, "
+                "which takes no time. Leave it out, or give it to a tier below cpu"
             )
 
     config: Config

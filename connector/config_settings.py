@@ -1,0 +1,87 @@
+"""The top-level keys beside ``tiers`` and ``policy``."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from kvtiers.tiers.units import Share
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+
+WARM_CACHE_RATIO = 0.5
+"""Half of the free memory leaves room for the page cache that other tiers read through."""
+
+# Of free memory. The engine goes on allocating after the start, and is killed if it can't.
+MOST_OF_MEMORY = 0.95
+
+
+class Settings(BaseModel):
+    """What can be set beside the tiers and the policy."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    blocks_per_chunk: int | None = Field(
+        default=None, ge=1, description="the number of vLLM blocks that move as one, 1 if not set"
+    )
+    chunk_size: int | None = Field(
+        default=None, ge=1, description="the number of tokens that move as one"
+    )
+    offload_prompt_only: bool = Field(
+        default=True, description="whether only prompts are kept, and no generated tokens"
+    )
+    max_tokens: int | None = Field(
+        default=None,
+        ge=1,
+        description="the longest prefix of a request that is stored, in tokens, without limit if "
+        "not set; what tiers hold beyond it is used all the same",
+    )
+    offload_threshold: Share = Field(
+        default=0.0,
+        description="the share of the GPU's blocks that must hold cached KV, in use or not, "
+        "before anything is stored",
+    )
+    prefetch_window: int | None = Field(
+        default=None,
+        ge=0,
+        description="the number of tokens of a prefix that are promoted before the scheduler "
+        "considers its request; 0 for none, without limit if not set",
+    )
+    warm_cache_ratio: Share | None = Field(
+        default=None,
+        description="the share of free host memory that the cpu tier takes if it has no "
+        f"'capacity', {WARM_CACHE_RATIO} if not set",
+    )
+    canonical_layout: Literal["auto", True, False] = Field(
+        default="auto",
+        description="whether KV is stored independently of the tensor-parallel shape",
+    )
+    weights_version: str | None = Field(
+        default=None, description="a text that changes when the weights do"
+    )
+    self_describing_kv_events: bool = Field(
+        default=False, description="whether KV events carry the tokens of their blocks"
+    )
+
+    @field_validator("weights_version", mode="before")
+    @classmethod
+    def _version_as_text(cls, value: object) -> object:
+        # No float: from JSON 1.10 arrives as 1.1, and nobody can see how it was written.
+        return str(value) if type(value) is int else value
+
+    @field_validator("warm_cache_ratio")
+    @classmethod
+    def _leaves_memory(cls, value: float | None) -> float | None:
+        if value is None or 0 < value <= MOST_OF_MEMORY:
+            return value
+        raise ValueError(
+            f"it must be above 0 and at most {MOST_OF_MEMORY}: the engine needs a part of the "
+            "memory that is free when the server starts"
+        )
+
+    @model_validator(mode="after")
+    def _one_chunk_size(self) -> Settings:
+        if self.blocks_per_chunk is not None and self.chunk_size is not None:
+            raise ValueError(
+                f"blocks_per_chunk is {self.blocks_per_chunk} and chunk_size is "
+                f"{self.chunk_size}, and both say how large a chunk is. Keep one of them"
+            )
+        return self

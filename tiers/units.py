@@ -1,0 +1,56 @@
+"""Sizes and shares as people write them in a configuration."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated
+
+from pydantic import BeforeValidator, ByteSize, TypeAdapter, ValidationError
+
+_BYTES = TypeAdapter(ByteSize)
+_PERCENT = re.compile(r"\s*(\d*\.?\d+)\s*%\s*")
+# Whole bytes, or any number of a larger unit. pydantic ignores what follows the unit.
+_SIZE = re.compile(r"\s*(?:\d+\s*[bB]?|\d*\.?\d+\s*(?![bB]\b)[A-Za-z]+)\s*", re.ASCII)
+
+
+def read_percent(text: str) -> float | None:
+    """``20%`` as 0.2; None for what is no percentage."""
+    match = _PERCENT.fullmatch(text)
+    return float(match[1]) / 100 if match else None
+
+
+def read_size(text: str) -> int | None:
+    """Bytes in ``8GiB``, ``20 GB``, ``4096``; None for what is no size.
+
+    ``g`` and ``GB`` are powers of ten, ``Gi`` and ``GiB`` are powers of two.
+    """
+    if not _SIZE.fullmatch(text):
+        return None
+    # Kubernetes writes Gi where everybody else writes GiB.
+    spelled = re.sub(r"([KMGTPkmgtp]i)\s*$", r"\1B", text)
+    try:
+        return int(_BYTES.validate_python(spelled))
+    except ValidationError:
+        return None
+
+
+def _share(value: object) -> float:
+    share = read_percent(value) if isinstance(value, str) else value
+    # No bool, which Python takes for a number.
+    if type(share) in (int, float) and 0 <= share <= 1:  # type: ignore[operator]
+        return float(share)  # type: ignore[arg-type]
+    raise ValueError("it must be a share from 0 to 1, such as 0.2 or 20%")
+
+
+def _size(value: object) -> int:
+    size = read_size(value) if isinstance(value, str) else value
+    if type(size) is int and size > 0:
+        return size
+    raise ValueError("it must be a size, such as 4KiB, 1MiB or 65536")
+
+
+Share = Annotated[float, BeforeValidator(_share)]
+"""A number from 0 to 1; a percentage is read too."""
+
+Size = Annotated[int, BeforeValidator(_size)]
+"""A number of bytes above 0; a text with a unit is read too."""
