@@ -1,10 +1,8 @@
 """LRU against libcachesim, against brute force, and against itself."""
 
-import os
 import random
 from collections.abc import Callable, Iterable, Sequence
 from itertools import islice
-from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -13,6 +11,7 @@ from kvtiers.policies import PolicyRequest, Run, TierInfo
 from kvtiers.policies.conformance import PolicyConformance
 from kvtiers.policies.lru import LruPolicy
 from libcachesim import LRU, Request
+from traces import real_prompts, zipf_ids
 
 REQUEST = PolicyRequest("r")
 Prompt = Sequence[int]
@@ -86,11 +85,6 @@ def assert_equal_hits(prompts: Sequence[Prompt], capacity: int) -> None:
     assert len(ours.held) == capacity
 
 
-def zipf_ids(rng: random.Random, n: int, universe: int) -> list[int]:
-    weights = [1 / (rank + 1) for rank in range(universe)]
-    return rng.choices(range(universe), weights, k=n)
-
-
 @pytest.mark.parametrize("capacity", [1, 2, 10, 100, 900])
 def test_uniform_single_chunks_hit_as_in_libcachesim(capacity: int) -> None:
     rng = random.Random(1)
@@ -121,19 +115,7 @@ def test_zipf_conversations_of_a_prefix_tree_hit_as_in_libcachesim(capacity: int
 
 
 def test_first_requests_of_a_real_trace_hit_as_in_libcachesim() -> None:
-    folder = Path(os.environ.get("KVTIERS_TRACES", Path(__file__).parents[3] / "shared/traces"))
-    file = folder / "mooncake_conversation_dev.parquet"
-    if not file.exists():
-        pytest.skip(f"no trace at {file}; set KVTIERS_TRACES to the folder that has it")
-    parquet = pytest.importorskip("pyarrow.parquet", reason="reading traces needs pyarrow")
-    columns = ["run_start", "run_len", "input_len"]
-    rows = parquet.read_table(file, columns=columns).slice(0, 2000).to_pylist()
-    prompts = []
-    for row in rows:
-        runs = zip(row["run_start"], row["run_len"], strict=True)
-        ids = [c for start, n in runs for c in range(start, start + n)]
-        prompts.append(tuple(ids[: row["input_len"] // 512]))
-    assert_equal_hits(prompts, capacity=5000)
+    assert_equal_hits(real_prompts(2000), capacity=5000)
 
 
 # Against brute force ---------------------------------------------------------
