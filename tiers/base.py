@@ -207,6 +207,14 @@ class Tier(ABC):
         self.config = config
         self.payload_bytes = payload_bytes
 
+    @property
+    def chunk_bytes(self) -> int:
+        """Space one chunk takes in the tier, the unit in which its capacity is shared out.
+
+        The payload's size, unless the tier adds so much to it that it matters.
+        """
+        return self.payload_bytes
+
     @abstractmethod
     def contains(self, keys: Sequence[ChunkKey]) -> list[bool]:
         """Whether each chunk is there, in one round trip.

@@ -44,18 +44,25 @@ def opened(path: str, flags: int, *, direct: bool, mode: int = 0o600) -> Iterato
         os.close(descriptor)
 
 
-def transfer_in(descriptor: int, buffers: Sequence[memoryview]) -> int:
-    """Fill ``buffers`` from the start of the file; returns bytes read.
+def transfer_in(descriptor: int, payload: memoryview, tail: memoryview, most: int) -> int:
+    """Fill ``payload`` and then ``tail`` from the start of the file; returns bytes read.
 
-    Fewer than the buffers hold means that the file is shorter. Raises OSError.
+    Fewer than the two hold means that the file is shorter. Raises OSError.
+
+    Args:
+        descriptor: open for reading.
+        payload: a call moves at most ``most`` bytes of it.
+        tail: comes with the last call, small as it is.
+        most: bytes, above 0.
+
     """
-    return _transfer(os.preadv, descriptor, buffers)
+    return _transfer(os.preadv, descriptor, payload, tail, most)
 
 
-def transfer_out(descriptor: int, buffers: Sequence[memoryview]) -> None:
-    """Write ``buffers`` to the start of the file, all of them. Raises OSError."""
-    wanted = sum(buffer.nbytes for buffer in buffers)
-    if _transfer(os.pwritev, descriptor, buffers) != wanted:
+def transfer_out(descriptor: int, payload: memoryview, tail: memoryview, most: int) -> None:
+    """Write ``payload`` and then ``tail`` to the start of the file; see ``transfer_in``."""
+    wanted = payload.nbytes + tail.nbytes
+    if _transfer(os.pwritev, descriptor, payload, tail, most) != wanted:
         # Nothing written and no error: POSIX allows it, and it would loop for ever.
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
@@ -63,11 +70,13 @@ def transfer_out(descriptor: int, buffers: Sequence[memoryview]) -> None:
 def _transfer(
     call: Callable[[int, Sequence[memoryview], int], int],
     descriptor: int,
-    buffers: Sequence[memoryview],
+    payload: memoryview,
+    tail: memoryview,
+    most: int,
 ) -> int:
-    """Call until all is moved. One call does it, but for a signal, or beyond 2 GiB."""
+    """Call until all is moved. A signal may cut a call short."""
     done = 0
-    while pending := _without_first(buffers, done):
+    while pending := _next_piece(payload, tail, done, most):
         try:
             moved = call(descriptor, pending, done)
         except OSError as error:
@@ -80,13 +89,17 @@ def _transfer(
     return done
 
 
-def _without_first(buffers: Sequence[memoryview], nbytes: int) -> list[memoryview]:
-    pending = []
-    for buffer in buffers:
-        if nbytes < buffer.nbytes:
-            pending.append(buffer[nbytes:])
-        nbytes = max(0, nbytes - buffer.nbytes)
-    return pending
+def _next_piece(
+    payload: memoryview, tail: memoryview, done: int, most: int
+) -> Sequence[memoryview]:
+    """What the next call moves, nothing once ``done`` bytes are all."""
+    left = payload.nbytes - done
+    if left > most:
+        return (payload[done : done + most],)
+    if left > 0:
+        return (payload[done:], tail)
+    rest = tail[-left:]
+    return (rest,) if rest else ()
 
 
 def _leave_direct(descriptor: int) -> bool:

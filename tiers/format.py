@@ -11,7 +11,7 @@ The metadata comes last. A write that was cut short then lacks it, and cannot be
 taken for a chunk even before a checksum is looked at; the payload keeps the
 alignment of the file or value it lies in, whatever that is (a stripe, a huge
 page); and a reader that streams (Redis) gets the payload straight into its slot.
-Who wants the metadata only reads the last 4096 bytes.
+What lies behind it (a tier may pad its files) belongs to no chunk.
 
 Layout of the block, little-endian, the rest zero:
 

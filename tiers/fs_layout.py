@@ -18,7 +18,7 @@ import secrets
 from pathlib import Path
 from typing import NamedTuple
 
-from kvtiers.tiers.base import ChunkKey
+from kvtiers.tiers.base import ALIGNMENT, ChunkKey
 from kvtiers.tiers.format import MAX_HASH_BYTES
 
 FACTS = "namespace.json"
@@ -69,6 +69,17 @@ class Layout:
         """A path that nobody else uses, on any host that mounts the same root."""
         unique = f"{name}.{os.getpid()}.{secrets.token_hex(8)}"
         return f"{self.base}/{namespace_id}/{TEMPORARY}/{unique}"
+
+
+def padded(nbytes: int, block_size: int) -> int:
+    """The next multiple of the block size."""
+    return -(-nbytes // block_size) * block_size
+
+
+def sizes_of_files(whole_bytes: int, max_block_size: int) -> frozenset[int]:
+    """How long the file of a chunk may be, padded with whatever block size."""
+    powers = range(ALIGNMENT.bit_length() - 1, max_block_size.bit_length())
+    return frozenset(padded(whole_bytes, 1 << power) for power in powers)
 
 
 def is_chunk_folder(name: str) -> bool:

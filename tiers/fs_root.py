@@ -48,6 +48,16 @@ def check_capacity(capacity: int | None, chunk_bytes: int) -> None:
         )
 
 
+def check_block_size(block_size: int, payload_bytes: int) -> None:
+    """Raise TierConfigError if a file would be more padding than KV."""
+    if block_size > payload_bytes:
+        raise TierConfigError(
+            f"The filesystem tier's 'block_size' of {block_size} bytes is more than a chunk has, "
+            f"which is {payload_bytes}. Set it to at most that, or make chunks larger with "
+            f"'blocks_per_chunk'."
+        )
+
+
 def prepare_root(root: Path, base: str, chunk_bytes: int) -> None:
     """Make ``base`` under ``root``, and raise TierConfigError if it can't hold a chunk.
 

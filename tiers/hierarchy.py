@@ -135,8 +135,9 @@ class Hierarchy:
                     breaker=Breaker(self._clock),
                     deadline=tier.config.deadline,
                     capacity=tier.usage().limit,
-                    store_budget=max(1, int(cpu.arena.slots * _STORE_SHARE)) * cpu.payload_bytes,
-                    chunk_bytes=cpu.payload_bytes,
+                    store_budget=max(1, int(cpu.arena.slots * _STORE_SHARE)) * tier.chunk_bytes,
+                    chunk_bytes=tier.chunk_bytes,
+                    headroom=tier.config.headroom,
                 )
             )
         return made
@@ -324,6 +325,36 @@ class Hierarchy:
             self._promotion.dismiss(request)
             self.policy.on_finish(request.facts)
 
+    # Questions outside of a prompt's way through ----------------------------
+
+    def ask(self, request_id: str, keys: Sequence[bytes]) -> None:
+        """Ask every lower tier, in one batch each, where these are; promote nothing.
+
+        For an engine that wants to know before it says what it needs. The request has
+        begun, without runs; ``waits`` says whether answers are still to come.
+        """
+        self._ask(self._requests[request_id], keys)
+
+    def holds(self, key: bytes) -> bool:
+        """Whether the arena has or is getting the chunk, or a tier that may be asked has it."""
+        chunk = self._residency.get(key)
+        return chunk is not None and not self._residency.is_nowhere(chunk)
+
+    def room(self) -> int:
+        """Slots that stores could take now without another store being lost for it.
+
+        None while chunks wait to be written in every lower tier that may be asked:
+        what takes their slots would come in their place.
+        """
+        may_be_asked = [tier for tier in self._lower if tier.breaker.closed()]
+        if may_be_asked and all(tier.backlog for tier in may_be_asked):
+            return 0
+        return self._residency.slots.unpinned
+
+    def reachable(self) -> bool:
+        """Whether any lower tier may be asked."""
+        return any(tier.breaker.closed() for tier in self._lower)
+
     # Stores by the engine ---------------------------------------------------
 
     def reserve(self, request_id: str, runs: Sequence[Run]) -> list[tuple[bytes, int]]:
@@ -348,6 +379,14 @@ class Hierarchy:
             self._spill.write_through(run)
         for tier in self._lower:
             self._eviction.enforce(tier)
+
+    def remove(self, keys: Iterable[bytes]) -> None:
+        """Drop chunks everywhere, as far as it is known where they are.
+
+        Without waiting for the tiers, and not from one that may not be asked. A store
+        of such a chunk that is under way may bring it back.
+        """
+        self._eviction.remove(keys)
 
     def slots_of_stores(self, keys: Iterable[bytes]) -> list[int]:
         """Slots of stores under way."""
@@ -377,6 +416,10 @@ class Hierarchy:
                 self._eviction.look_around(tier)
             for run in self.policy.anticipate():
                 self._promotion.prefetch(run)
+
+    def behind(self) -> bool:
+        """Whether a scan has found more than was taken in: then ``tick`` again soon."""
+        return bool(self._scanned)
 
     def poll(self) -> None:
         """Take in what the workers have finished, but for scans: ``tick`` does these."""
@@ -429,7 +472,7 @@ class Hierarchy:
             tier.breaker.success(op.kind)
             speed = {OpKind.READ: tier.reads, OpKind.WRITE: tier.writes}.get(op.kind)
             if speed is not None:
-                speed.observe(len(op.keys) * tier.chunk_bytes, op.seconds)
+                speed.observe(len(op.keys) * self.chunk_bytes, op.seconds)
 
     def _failed(self, tier: LowerTier, kind: OpKind) -> None:
         if tier.breaker.failure(kind):
@@ -578,6 +621,10 @@ class Hierarchy:
     def _all_counts(self, *above: str) -> list[tuple[str, Counter[str]]]:
         counts = [(name, self._residency.counts[name]) for name in (*above, CPU)]
         return counts + [(tier.name, tier.counts) for tier in self._lower]
+
+    def memory(self, slot: int) -> memoryview:
+        """The bytes of a slot that ``reserve`` or ``load`` gave out."""
+        return self._residency.slots.memory(slot)
 
     def idle(self) -> bool:
         """Whether no move is under way and no answer waits to be taken in."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -49,6 +50,7 @@ class LowerTier:
         breaker: whether it may be asked at all.
         deadline: seconds for a call.
         capacity: bytes it may hold, None if unbounded.
+        headroom: share of the capacity to keep free.
         high, low: evict above ``high`` bytes, down to ``low``.
         store_budget: bytes of stores that may be queued or running, so that a
             tier that can't keep up never holds the arena hostage.
@@ -82,7 +84,7 @@ class LowerTier:
     capacity: int | None
     store_budget: int
     chunk_bytes: int
-    headroom: float = 0.2
+    headroom: float
     used: int = 0
     storing: int = 0
     backlog: dict[bytes, None] = field(default_factory=dict)
@@ -103,16 +105,21 @@ class LowerTier:
 
     @property
     def high(self) -> float:
-        """Bytes above which the hierarchy evicts. Half the headroom is for what comes meanwhile."""
-        return self._share(1 - self.headroom / 2)
+        """Bytes above which the hierarchy evicts. Half the headroom is for what comes meanwhile.
+
+        Room for a chunk is kept always: a tier without is offered none, and would
+        never be asked to make some.
+        """
+        if self.capacity is None:
+            return math.inf
+        return min(self.capacity * (1 - self.headroom / 2), self.capacity - self.chunk_bytes)
 
     @property
     def low(self) -> float:
         """Bytes that an eviction goes down to."""
-        return self._share(1 - self.headroom)
-
-    def _share(self, share: float) -> float:
-        return float("inf") if self.capacity is None else self.capacity * share
+        if self.capacity is None:
+            return math.inf
+        return min(self.capacity * (1 - self.headroom), self.high)
 
     def submit(self, op: Op) -> None:
         """Hand an op to the tier's threads and remember it."""

@@ -50,6 +50,11 @@ class WrapperTier(Tier):
         """See ``Tier.scan``."""
         return self.inner.scan()
 
+    @property
+    def chunk_bytes(self) -> int:
+        """See ``Tier.chunk_bytes``."""
+        return self.inner.chunk_bytes
+
     def usage(self) -> Usage:
         """See ``Tier.usage``."""
         return self.inner.usage()

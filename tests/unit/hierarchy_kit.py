@@ -49,8 +49,11 @@ class Clock:
 class DictTier(Tier):
     """Chunks in a dict."""
 
-    def __init__(self, capacity: int | None = None, *, deadline: float = DEADLINE) -> None:
-        super().__init__(TierConfig(type="dict", deadline=deadline, threads=2), CHUNK)
+    def __init__(
+        self, capacity: int | None = None, *, deadline: float = DEADLINE, headroom: float = 0.2
+    ) -> None:
+        config = TierConfig(type="dict", deadline=deadline, threads=2, headroom=headroom)
+        super().__init__(config, CHUNK)
         self.capacity = capacity
         self.chunks: dict[ChunkKey, bytes] = {}
         self.calls: list[str] = []

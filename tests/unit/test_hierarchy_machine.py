@@ -516,7 +516,7 @@ class Machine(RuleBasedStateMachine):
             usage = tier.tier.usage()
             assert usage.limit is None or usage.nbytes <= usage.limit
             writes = [op for op in tier.ops if op.kind is OpKind.WRITE]
-            assert tier.storing == sum(len(op.keys) for op in writes) * kit.CHUNK
+            assert tier.storing == sum(len(op.keys) for op in writes) * tier.chunk_bytes
             assert tier.storing <= tier.store_budget
 
     def waiting_is_bookkept(self) -> None:
@@ -592,7 +592,8 @@ class OneDict(Machine):
 
 class FullDict(Machine):
     def tiers(self, folder: Path) -> Mapping[str, Tier]:
-        return {"dict": filled(kit.DictTier(8 * kit.CHUNK), chain("aa", 5, 0))}
+        tier = kit.DictTier(8 * kit.CHUNK, headroom=0.0)
+        return {"dict": filled(tier, chain("aa", 5, 0))}
 
 
 class Demoting(Machine):
@@ -625,7 +626,8 @@ class SecondArena(Machine):
 class TwoTiers(Machine):
     def tiers(self, folder: Path) -> Mapping[str, Tier]:
         far = filled(kit.DictTier(), *(chain(p, 5, g) for p in ("ab", "ba") for g in (0, 1)))
-        return {"near": filled(kit.DictTier(6 * kit.CHUNK), chain("aa", 4, 0)), "far": far}
+        near = kit.DictTier(6 * kit.CHUNK, headroom=0.5)
+        return {"near": filled(near, chain("aa", 4, 0)), "far": far}
 
 
 def suite(machine: type[Machine], share: float = 1.0) -> Any:
