@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from itertools import islice
 from math import inf
 from typing import ClassVar
@@ -12,11 +12,8 @@ from kvtiers.policies.base import (
     Policy,
     PolicyRequest,
     Run,
-    TierInfo,
-    one_second_a_chunk,
 )
 from kvtiers.policies.rings import Rings
-from pydantic import BaseModel
 
 # The paper's names. A ghost is a chunk that the tier no longer holds.
 T1, T2, B1, B2 = range(4)
@@ -42,14 +39,8 @@ class ArcPolicy(Policy):
 
     name: ClassVar[str] = "arc"
 
-    def __init__(
-        self,
-        tiers: Sequence[TierInfo],
-        config: BaseModel | None = None,
-        clock: Callable[[], float] = lambda: 0.0,
-        recompute_seconds: Callable[[Run], float] = one_second_a_chunk,
-    ) -> None:
-        super().__init__(tiers, config, clock, recompute_seconds)
+    def setup(self) -> None:
+        """Four lists per tier."""
         self._caches = {tier.name: _ArcTier(tier.capacity) for tier in self.tiers}
 
     def on_access(self, run: Run, request: PolicyRequest, tier: str) -> None:  # noqa: ARG002

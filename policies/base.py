@@ -193,6 +193,10 @@ class Policy(ABC):
         self.config = config if config is not None else self.Config()
         self.clock = clock
         self.recompute_seconds = recompute_seconds
+        self.setup()
+
+    def setup(self) -> None:  # noqa: B027
+        """Make what the hooks keep. Last step of construction: ``tiers`` and the rest are set."""
 
     # What happens -----------------------------------------------------------
 

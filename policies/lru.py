@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import ClassVar
 
 from kvtiers.policies.base import (
@@ -10,11 +10,8 @@ from kvtiers.policies.base import (
     Policy,
     PolicyRequest,
     Run,
-    TierInfo,
-    one_second_a_chunk,
 )
 from kvtiers.policies.prefix_order import PrefixOrder
-from pydantic import BaseModel
 
 
 class LruPolicy(Policy):
@@ -27,14 +24,8 @@ class LruPolicy(Policy):
 
     name: ClassVar[str] = "lru"
 
-    def __init__(
-        self,
-        tiers: Sequence[TierInfo],
-        config: BaseModel | None = None,
-        clock: Callable[[], float] = lambda: 0.0,
-        recompute_seconds: Callable[[Run], float] = one_second_a_chunk,
-    ) -> None:
-        super().__init__(tiers, config, clock, recompute_seconds)
+    def setup(self) -> None:
+        """An order per tier."""
         self._orders = {tier.name: PrefixOrder() for tier in self.tiers}
 
     def on_access(self, run: Run, request: PolicyRequest, tier: str) -> None:  # noqa: ARG002

@@ -18,19 +18,16 @@ come in as the tier has leaves.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 from kvtiers.policies.base import (
     ChunkId,
     Policy,
     PolicyRequest,
     Run,
-    TierInfo,
-    one_second_a_chunk,
 )
 from kvtiers.policies.leaf_heap import ChunkFacts, LeafHeap
 from kvtiers.policies.sharded import ShardedDict
-from pydantic import BaseModel
 
 _RESCORED_PER_INSERT = 4
 
@@ -42,14 +39,8 @@ class ScoredPolicy(Policy):
     before they call ``super()``, which scores it.
     """
 
-    def __init__(
-        self,
-        tiers: Sequence[TierInfo],
-        config: BaseModel | None = None,
-        clock: Callable[[], float] = lambda: 0.0,
-        recompute_seconds: Callable[[Run], float] = one_second_a_chunk,
-    ) -> None:
-        super().__init__(tiers, config, clock, recompute_seconds)
+    def setup(self) -> None:
+        """Facts of each chunk, and a heap of leaves per tier."""
         self._facts: ShardedDict[ChunkId, ChunkFacts] = ShardedDict()
         self._heaps = {tier.name: LeafHeap(self.score) for tier in self.tiers}
 
