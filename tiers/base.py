@@ -202,6 +202,8 @@ class Tier(ABC):
     """Other engines may read and write the same tier."""
     persistent: ClassVar[bool] = False
     """What it holds outlives the engine."""
+    on_disk: ClassVar[bool] = False
+    """Chunks are files of this host's disks and mounts: vLLM counts hits as coming from there."""
 
     def __init__(self, config: TierConfig, payload_bytes: int) -> None:
         self.config = config

@@ -157,6 +157,7 @@ class FsTier(Tier):
 
     shared: ClassVar[bool] = True
     persistent: ClassVar[bool] = True
+    on_disk: ClassVar[bool] = True
     config: Config
 
     def __init__(self, config: Config, payload_bytes: int) -> None:

@@ -28,7 +28,7 @@ class WrapperTier(Tier):
         self.inner = inner
         # A wrapper is as shared and as persistent as what it wraps, which is
         # known per instance only; the interface declares both per class.
-        vars(self).update(shared=inner.shared, persistent=inner.persistent)
+        vars(self).update(shared=inner.shared, persistent=inner.persistent, on_disk=inner.on_disk)
 
     def contains(self, keys: Sequence[ChunkKey]) -> list[bool]:
         """See ``Tier.contains``."""
