@@ -24,6 +24,7 @@ _STEPS = {
     "cold": "cold",
     "gpu": "GPU",
     "cpu": "CPU tier, after a GPU reset",
+    "redis": "Redis tier (unix socket), after a restart",
     "fs": "filesystem tier, after a restart",
     "fs-whole": "filesystem, the arena holds all",
     "fs-quarter": "filesystem, the arena holds a quarter",

@@ -14,12 +14,13 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from kvtiers.tools.measure import COMPUTED, Answer, ask, prompts
 from kvtiers.tools.model import ModelError, default_cache, smollm2_path
+from kvtiers.tools.redis_server import RedisServer, RedisServerError
 from kvtiers.tools.server import ServerError, VllmServer
 from rich.console import Console
 from rich.table import Table
@@ -30,13 +31,23 @@ _PROMPT_TOKENS = 4096 + 64
 _ANSWER_TOKENS = 16
 _KV_GIB_PER_PROMPT = 0.2  # of SmolLM2-135M in float32, and then some
 # What vLLM calls these tiers where it says which one cached tokens came from.
-_SOURCES = {"cold": COMPUTED, "gpu": "device", "cpu": "host", "fs": "disk"}
+_SOURCES = {
+    "cold": COMPUTED,
+    "gpu": "device",
+    "cpu": "host",
+    "redis": "external_unspecified",
+    "fs": "disk",
+}
 _TITLES = {
     "cold": "cold",
     "gpu": "GPU tier",
     "cpu": "CPU tier, after a GPU reset",
+    "redis": "Redis tier, restarted",
     "fs": "filesystem tier, restarted",
 }
+_OWN = "a server of its own"
+# So that a server of the user's does not keep what the demo stored.
+_REDIS_TTL_SECONDS = 900
 
 
 @dataclass(frozen=True)
@@ -44,7 +55,7 @@ class Step:
     """Medians over the prompts of one step.
 
     Attributes:
-        name: cold, gpu, cpu or fs.
+        name: cold, gpu, cpu, redis or fs.
         ttft_s: seconds to the first token.
         cached_tokens: prompt tokens that were not computed.
         source: where they came from, in vLLM's words; of most prompts.
@@ -80,6 +91,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--prompts", metavar="N", type=int, default=5, help="default: 5")
     parser.add_argument("--port", metavar="N", type=int, default=0, help="default: a free one")
     parser.add_argument(
+        "--redis",
+        metavar="URL",
+        nargs="?",
+        const=_OWN,
+        help=f"add a Redis tier (default URL: {_OWN}, started for the demo)",
+    )
+    parser.add_argument(
         "--keep", action="store_true", help="keep the server's log and the filesystem tier"
     )
 
@@ -95,7 +113,7 @@ def run(arguments: argparse.Namespace) -> int:
     try:
         with _folder(arguments.keep, progress) as folder:
             result = _measure(arguments, folder, progress)
-    except (ModelError, ServerError) as error:
+    except (ModelError, ServerError, RedisServerError) as error:
         progress.print(str(error), markup=False, highlight=False)
         return 1
     Console().print(table(result))
@@ -191,15 +209,35 @@ def _measure(arguments: argparse.Namespace, folder: Path, progress: Console) -> 
     answers: dict[str, list[Answer]] = {}
     with _busy(progress, "Preparing the model (converted once)"):
         model = arguments.model or str(smollm2_path())
-    with _server(arguments, model, folder, progress) as server:
-        asked = prompts(server, arguments.prompts, _PROMPT_TOKENS, seed=time.time_ns())
-        answers["cold"] = _step("cold", server, asked, progress)
-        answers["gpu"] = _step("gpu", server, asked, progress)
-        server.reset_prefix_cache()
-        answers["cpu"] = _step("cpu", server, asked, progress)
-    with _server(arguments, model, folder, progress) as server:
-        answers["fs"] = _step("fs", server, asked, progress)
+    with ExitStack() as stack:
+        redis = _redis(arguments.redis, folder, stack)
+        with _server(arguments, model, folder, progress, _tiers(redis, "fs")) as server:
+            asked = prompts(server, arguments.prompts, _PROMPT_TOKENS, seed=time.time_ns())
+            answers["cold"] = _step("cold", server, asked, progress)
+            answers["gpu"] = _step("gpu", server, asked, progress)
+            server.reset_prefix_cache()
+            answers["cpu"] = _step("cpu", server, asked, progress)
+        if redis:
+            with _server(arguments, model, folder, progress, _tiers(redis)) as server:
+                answers["redis"] = _step("redis", server, asked, progress)
+        with _server(arguments, model, folder, progress) as server:
+            answers["fs"] = _step("fs", server, asked, progress)
     return summarise(answers)
+
+
+def _redis(wanted: str | None, folder: Path, stack: ExitStack) -> str | None:
+    """URL of the Redis server to use, which lives until ``stack`` ends; None for no such tier."""
+    if wanted != _OWN:
+        return wanted
+    return stack.enter_context(RedisServer(folder / "redis")).unix_url
+
+
+def _tiers(redis: str | None, *below: str) -> dict[str, str]:
+    """The variable that sets the tiers; none for the defaults."""
+    if redis is None:
+        return {}
+    tier = {"type": "redis", "url": redis, "ttl": _REDIS_TTL_SECONDS, "required": True}
+    return {"KVTIERS_TIERS": json.dumps(["cpu", tier, *below])}
 
 
 def _step(
@@ -216,15 +254,28 @@ def _step(
 
 @contextmanager
 def _server(
-    arguments: argparse.Namespace, model: str, folder: Path, progress: Console
+    arguments: argparse.Namespace,
+    model: str,
+    folder: Path,
+    progress: Console,
+    settings: Mapping[str, str] | None = None,
 ) -> Iterator[VllmServer]:
-    """A server with the connector on its embedded defaults, warm but for the prompts."""
+    """A server with the connector on its embedded defaults, warm but for the prompts.
+
+    Args:
+        arguments: of the command line.
+        model: folder of the model.
+        folder: where the run keeps its files.
+        progress: told what goes on.
+        settings: variables on top of the defaults.
+
+    """
     with _busy(progress, "Starting vLLM") as say:
         server = VllmServer(
             model,
             folder / "vllm.log",
             _arguments(),
-            _environment(folder, arguments.prompts),
+            {**_environment(folder, arguments.prompts), **(settings or {})},
             port=arguments.port,
             waiting=lambda seconds: say(f"Starting vLLM: {seconds:.0f} s"),
         )

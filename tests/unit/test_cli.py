@@ -12,6 +12,7 @@ from kvtiers.tools import cli, config_report, model
 from kvtiers.tools.demo import Result, Step, shortfalls, summarise, table
 from kvtiers.tools.measure import COMPUTED, Answer, cached_by_source, main_source
 from kvtiers.tools.model import smollm2_path
+from kvtiers.tools.redis_server import RedisServer, RedisServerError
 from kvtiers.tools.server import ServerError, VllmServer
 from rich.console import Console
 
@@ -261,6 +262,25 @@ def test_the_table_shows_source_tokens_and_speed_up():
     assert "0.500 s" in row
     assert "4096" in row
     assert "12.0x" in row
+
+
+def test_a_redis_step_has_a_source_of_its_own():
+    result = summarise({**GOOD, "redis": answers((0.4, 0.4, 0.4), 4096, "external_unspecified")})
+    assert list(shortfalls(result)) == []
+    assert [step.name for step in result.steps if step.source == "external_unspecified"] == [
+        "redis"
+    ]
+
+
+def test_without_redis_server_the_demo_says_how_to_get_one(tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(RedisServerError, match="apt-get install redis-server"):
+        RedisServer(tmp_path / "redis").start()
+
+
+def test_a_redis_server_that_cannot_start_is_told_with_its_log(tmp_path):
+    with pytest.raises(RedisServerError, match="did not start"):
+        RedisServer(tmp_path / "redis", ["--no-such-option", "1"]).start()
 
 
 METRICS = """\
