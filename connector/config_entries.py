@@ -9,7 +9,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from kvtiers.connector.config_errors import from_pydantic
+from kvtiers.connector.config_errors import from_pydantic, options_of
+from kvtiers.connector.config_settings import MOST_OF_MEMORY, WARM_CACHE_RATIO, Settings
 from kvtiers.connector.config_sources import Layers
 from kvtiers.connector.config_specs import PolicySpec, TierSpec
 from kvtiers.connector.sizes import Capacity
@@ -19,18 +20,16 @@ from kvtiers.tiers import TIERS, TierConfig
 from kvtiers.tiers.residency import CPU, GPU
 from pydantic import BaseModel, ValidationError
 
-# Half of the free memory leaves room for the page cache that other tiers read
-# through; a disk is shared with others, and 100 GiB hold many prefixes.
-_DEFAULT_CAPACITY: Mapping[str, Capacity] = {
-    CPU: Capacity(share=0.5),
-    "fs": Capacity(share=0.25, at_most=100 << 30),
-}
+# A disk is shared with others, and 100 GiB hold many prefixes.
+_DEFAULT_CAPACITY: Mapping[str, Capacity] = {"fs": Capacity(share=0.25, at_most=100 << 30)}
 _GPU_IS_VLLMS = (
     "the GPU tier is vLLM's own prefix cache. It is always there, above the first tier, and is "
     "not listed. Leave it out."
 )
-# Of free memory. The engine goes on allocating after the start, and is killed if it can't.
-_MOST_OF_MEMORY = 0.95
+_ON_ITS_OWN = dict.fromkeys(
+    Settings.model_fields,
+    "it is a key of its own, for all tiers. Write it beside 'tiers', outside of the entry",
+)
 # A tier's Config wants bytes where only the serving machine can tell them.
 _STAND_IN = 1 << 40
 
@@ -40,12 +39,22 @@ class EntryReader:
 
     Args:
         layers: the sources, with a value for ``tiers`` and ``policy``.
+        why_no_cpu: if the arena is somebody else's, what to say to who lists it; None
+            if it is the first tier.
+        warm_cache_ratio: share of free memory for a cpu tier without ``capacity``.
 
     """
 
-    def __init__(self, layers: Layers) -> None:
+    def __init__(
+        self,
+        layers: Layers,
+        why_no_cpu: str | None = None,
+        warm_cache_ratio: float = WARM_CACHE_RATIO,
+    ) -> None:
         self.problems: list[str] = []
         self._layers = layers
+        self._why_no_cpu = why_no_cpu
+        self._defaults = {**_DEFAULT_CAPACITY, CPU: Capacity(share=warm_cache_ratio)}
 
     def tiers(self) -> list[TierSpec]:
         """The tiers without problems, in order."""
@@ -68,6 +77,30 @@ class EntryReader:
         name = options.pop("type")
         checked = self._validated(cls.Config, options, "policy", "type")
         return None if checked is None else PolicySpec(type=name, options=checked)
+
+    def belongs(self, key: str, value: object) -> str | None:
+        """What a top-level key is, if it is an option of a tier or the policy that is used."""
+        if key in self._options(POLICIES, self._layers.value("policy")):
+            return "it is an option of the policy. Write it into 'policy', beside its 'type'"
+        raw = self._layers.value("tiers")
+        for entry in reversed(raw) if isinstance(raw, list | tuple) else ():
+            if key in self._options(TIERS, entry):
+                name = entry if isinstance(entry, str) else entry["type"]
+                return (
+                    "it is an option of a tier. Write it into the entry of the tier it is for, "
+                    f"such as {{type: {name}, {key}: {value}}} in 'tiers'"
+                )
+        return None
+
+    def _options(self, registry: Registry[Any], entry: object) -> list[str]:
+        """What can be set of the tier or policy that an entry names, as far as it can be told."""
+        name = entry.get("type") if isinstance(entry, Mapping) else entry
+        try:
+            options = options_of(registry.get(name).Config) if isinstance(name, str) else []
+        except (DuplicateNameError, UnknownNameError, ImportError, TypeError):
+            # Told where the entry itself is read.
+            return []
+        return [option for option in options if option != "type"]
 
     def _tier(self, index: int, entry: object) -> TierSpec | None:
         path = f"tiers[{index}]"
@@ -134,25 +167,37 @@ class EntryReader:
         """Take the capacity out of the options and leave bytes in its place."""
         if "capacity" not in config.model_fields:
             return None
-        capacity = _DEFAULT_CAPACITY.get(options["type"])
+        capacity = self._defaults.get(options["type"])
         written = options.get("capacity")
         if written is not None:
+            self._check_only_capacity(path, options["type"], written)
             try:
                 capacity = Capacity.parse(written)
             except ValueError as error:
                 self._refuse(f"{path}.capacity", written, f"{error}.")
                 options["capacity"] = _STAND_IN  # so that the tier's Config does not tell it again
         share = capacity.share if capacity is not None else None
-        if options["type"] == CPU and share is not None and share > _MOST_OF_MEMORY:
+        if options["type"] == CPU and share is not None and share > MOST_OF_MEMORY:
             self._refuse(
                 f"{path}.capacity",
                 written,
                 "the engine needs a part of the memory that is free when the server starts. Take "
-                f"at most {_MOST_OF_MEMORY:.0%} of it.",
+                f"at most {MOST_OF_MEMORY:.0%} of it.",
             )
         if capacity is not None:
             options["capacity"] = _STAND_IN if capacity.nbytes is None else capacity.nbytes
         return capacity
+
+    def _check_only_capacity(self, path: str, of_type: str, written: object) -> None:
+        if of_type == CPU and self._layers.sets("warm_cache_ratio"):
+            ratio = self._layers.value("warm_cache_ratio")
+            origin = self._layers.origin("warm_cache_ratio")
+            self._refuse(
+                f"{path}.capacity",
+                written,
+                f"warm_cache_ratio is {ratio!r} (from {origin}), and both say how much memory the "
+                "cpu tier takes. Keep one of them.",
+            )
 
     def _expand_path(self, path: str, options: dict[str, Any]) -> None:
         written = options.get("path")
@@ -180,7 +225,9 @@ class EntryReader:
             return model.model_validate(options)
         except ValidationError as error:
             locate: Callable[[str], str] = self._layers.origin
-            self.problems += from_pydantic(error, model, locate, path, also_known=[also_known])
+            self.problems += from_pydantic(
+                error, model, locate, path, also_known=[also_known], elsewhere=_ON_ITS_OWN
+            )
             return None
 
     def _check_together(self, specs: Mapping[int, TierSpec]) -> None:
@@ -188,8 +235,12 @@ class EntryReader:
         names: dict[str, int] = {}
         folders: dict[tuple[str, str], int] = {}
         for index, spec in specs.items():
+            if self._why_no_cpu is not None and spec.type == CPU:
+                self._refuse(f"tiers[{index}]", spec.type, self._why_no_cpu)
+                continue
             # Where the first entry has a problem of its own, nobody knows what it was to be.
-            if 0 in specs and (index == 0) != (spec.type == CPU):
+            misplaced = 0 in specs and (index == 0) != (spec.type == CPU)
+            if misplaced and self._why_no_cpu is None:
                 self._refuse(
                     f"tiers[{index}]",
                     spec.type,

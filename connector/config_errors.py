@@ -45,6 +45,18 @@ def unknown_key(path: str, known: Iterable[str], origin: str) -> str:
     )
 
 
+def misplaced_key(path: str, origin: str, belongs: str) -> str:
+    """The paragraph on a key that is known, but elsewhere.
+
+    Args:
+        path: where it was written.
+        origin: in which source.
+        belongs: what it is and where to write it, a clause.
+
+    """
+    return f"{path} (from {origin}) sets nothing there: {belongs}."
+
+
 def did_you_mean(word: str, known: Iterable[str]) -> str:
     """A question with the nearest spelling, with a space before it; "" without one."""
     close = difflib.get_close_matches(word, list(known), n=1)
@@ -57,6 +69,7 @@ def from_pydantic(
     locate: Locate,
     prefix: str = "",
     also_known: Iterable[str] = (),
+    elsewhere: Mapping[str, str] | None = None,
 ) -> list[str]:
     """What pydantic found, as paragraphs.
 
@@ -66,12 +79,17 @@ def from_pydantic(
         locate: where a path was written.
         prefix: path of ``model`` in the configuration, such as ``tiers[1]``.
         also_known: keys that are allowed beside the model's fields.
+        elsewhere: keys that belong to another place -> what ``misplaced_key`` says.
 
     """
     paragraphs = []
+    misplaced = elsewhere or {}
     for item in error.errors(include_url=False):
         path = _dotted(prefix, item["loc"])
-        if item["type"] == "extra_forbidden":
+        if item["type"] == "extra_forbidden" and item["loc"][-1] in misplaced:
+            belongs = misplaced[str(item["loc"][-1])]
+            paragraphs.append(misplaced_key(path, locate(path), belongs))
+        elif item["type"] == "extra_forbidden":
             owner = _model_at(model, item["loc"][:-1])
             known = [*options_of(owner), *(also_known if owner is model else ())]
             paragraphs.append(unknown_key(path, known, locate(path)))

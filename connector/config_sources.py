@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -44,8 +44,7 @@ class Source:
 
     def origin(self, path: str) -> str:
         """Where ``path`` was written, or the nearest key around it."""
-        while path and path not in self.lines:
-            path = path[: max(path.rfind("."), path.rfind("["), 0)]
+        path = enclosing(path, self.lines)
         return f"{self.label}:{self.lines[path]}" if path else self.label
 
 
@@ -66,10 +65,21 @@ class Layers:
         """The winning value of a top-level key that some source sets."""
         return self.owners[key].values[key]
 
+    def sets(self, key: str) -> bool:
+        """Whether some source gives a top-level key a value."""
+        return key in self.owners and self.value(key) is not None
+
     def origin(self, path: str) -> str:
         """Where the value at a dotted path comes from."""
         owner = self.owners.get(path.partition(".")[0].partition("[")[0])
         return owner.origin(path) if owner is not None else "default"
+
+
+def enclosing(path: str, known: Container[str]) -> str:
+    """The dotted path itself, or the nearest one around it that is known; "" if none is."""
+    while path and path not in known:
+        path = path[: max(path.rfind("."), path.rfind("["), 0)]
+    return path
 
 
 def gather(
@@ -95,7 +105,7 @@ def gather(
     if file_named_by is None:
         file_named_by = f"'config' in {EXTRA}" if "config" in extra else "KVTIERS_CONFIG"
     variables, warnings = _from_environment(environ, known)
-    sources = [_from_file(file, file_named_by)] if file is not None else []
+    sources = [read_file(file, file_named_by)] if file is not None else []
     sources += [*variables, Source(EXTRA, given)]
     owners = {key: source for source in sources for key in source.values}
     return Layers(owners, tuple(warnings))
@@ -126,7 +136,17 @@ def _from_environment(
     return sources, warnings
 
 
-def _from_file(name: object, named_by: str) -> Source:
+def read_file(name: object, named_by: str) -> Source:
+    """The keys of a YAML or JSON file; ``~`` and variables in its name expand.
+
+    Args:
+        name: path of the file, if the user has written one.
+        named_by: what gives the name, for error texts.
+
+    Raises:
+        ConfigError: it cannot be read, or holds no mapping.
+
+    """
     if not isinstance(name, str) or not name:
         raise ConfigError(
             [f"config is {name!r} (from {named_by}): it must be the path of a YAML or JSON file."]
