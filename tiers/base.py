@@ -209,6 +209,17 @@ class Tier(ABC):
         self.config = config
         self.payload_bytes = payload_bytes
 
+    @classmethod
+    def variant(cls, options: Mapping[str, object]) -> type[Tier]:  # noqa: ARG003
+        """The class that these options ask for; this one, unless a type has several.
+
+        A type whose options differ with what they name (a folder, a URL) has a class, and
+        so a ``Config`` of its own, for each. Called before ``Config`` checks the options,
+        with what was written, and after it, with what it made of that: the answers must
+        be the same.
+        """
+        return cls
+
     @property
     def chunk_bytes(self) -> int:
         """Space one chunk takes in the tier, the unit in which its capacity is shared out.
