@@ -16,6 +16,14 @@
 checks itself with its own code proves nothing. What a tier cannot do is declared
 by the flags below, never guessed from what happens.
 
+The same suite behind a wrapper, here as if the tier were far away::
+
+    class TestMyTierFarAway(TestMyTier):
+        def wrap(self, tier):
+            return LatencyTier(tier, call_seconds=1e-4, bytes_per_second=1e9)
+
+Tests on a bad day, with faults put in by ``FaultyTier``, are in the suite itself.
+
 For failures that show the values compared, put
 ``pytest.register_assert_rewrite("kvtiers.tiers.conformance")`` before the import.
 This is the only module of kvtiers that imports pytest and hypothesis.
@@ -25,10 +33,15 @@ This is the only module of kvtiers that imports pytest and hypothesis.
 
 from __future__ import annotations
 
+import multiprocessing
+import random
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from itertools import count
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import ClassVar, TypeVar
 
@@ -39,12 +52,14 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_stat
 from kvtiers.tiers.base import (
     ALIGNMENT,
     ChunkKey,
+    Entry,
     Namespace,
     ReadOutcome,
     Tier,
     WriteOutcome,
 )
 from kvtiers.tiers.buffers import aligned_buffer
+from kvtiers.tiers.wrappers import Fault, FaultyTier, WrapperTier
 
 T = TypeVar("T")
 
@@ -53,6 +68,9 @@ ELSEWHERE = Namespace("b2" * 16)
 
 # Room for every test that does not set out to fill the tier.
 ROOMY = 64
+
+# Often enough that each kind of fault meets each kind of call within a test.
+BAD_DAY = {Fault.ERROR: 0.05, Fault.FAILED: 0.1, Fault.MISS: 0.1, Fault.CORRUPT: 0.05}
 
 
 def key(number: int, namespace: Namespace = HERE) -> ChunkKey:
@@ -96,12 +114,23 @@ class TierConformance:
         """Flip a bit of the stored payload, without calling ``tier``."""
         raise NotImplementedError
 
+    def wrap(self, tier: Tier) -> Tier:
+        """What the tests call in place of ``tier``: override it to certify behind a wrapper.
+
+        The back doors are given the tier inside all the same.
+        """
+        return tier
+
     @pytest.fixture
     def tier(self, tmp_path: Path) -> Iterator[Tier]:
         """A fresh tier with room for ``ROOMY`` chunks."""
-        tier = self.open_tier(_folder(tmp_path, "tier"), ROOMY)
+        tier = self.opened(_folder(tmp_path, "tier"), ROOMY)
         yield tier
         tier.close()
+
+    def opened(self, place: Path, chunks: int) -> Tier:
+        """What the tests call for the tier at ``place``."""
+        return self.wrap(self.open_tier(place, chunks))
 
     # Reading and writing ------------------------------------------------------
 
@@ -111,9 +140,9 @@ class TierConformance:
 
     def test_what_is_stored_lies_where_an_outsider_finds_it(self, tier: Tier) -> None:
         self._needs(self.supports_peek, "peek")
-        assert self.peek(tier, key(1)) is None
+        assert self.peek(_inside(tier), key(1)) is None
         _write(tier, [key(1)], [payload(tier, 7)])
-        assert self.peek(tier, key(1)) == payload(tier, 7)
+        assert self.peek(_inside(tier), key(1)) == payload(tier, 7)
 
     def test_an_unknown_chunk_is_a_miss(self, tier: Tier) -> None:
         assert _outcomes(tier, [key(1)]) == [ReadOutcome.MISS]
@@ -181,6 +210,19 @@ class TierConformance:
         assert _read(tier, keys) == [(ReadOutcome.HIT, content) for content in contents]
         assert _scanned(tier) == set(keys)
 
+    def test_a_lookup_of_the_longest_prompt_is_one_call(self, tier: Tier) -> None:
+        """Stores bound what one of their calls may hold: SQLite 32,766 variables, for one."""
+        _write(tier, [key(7), key(39_999)], [payload(tier, 1), payload(tier, 2)])
+        found = tier.contains([key(number) for number in range(40_000)])
+        assert [number for number, there in enumerate(found) if there] == [7, 39_999]
+
+    def test_a_write_leaves_the_callers_memory_as_it_is(self, tier: Tier) -> None:
+        """It is the arena's own, and the engine may be reading it."""
+        source = aligned_buffer(tier.payload_bytes)
+        source[:] = payload(tier, 3)
+        tier.write([key(1)], [source])
+        assert source == payload(tier, 3)
+
     def test_buffers_are_not_kept(self, tier: Tier) -> None:
         """A kept view would make ``close`` of the memory below it fail."""
         source, target = aligned_buffer(tier.payload_bytes), aligned_buffer(tier.payload_bytes)
@@ -215,10 +257,21 @@ class TierConformance:
 
     def test_scan_and_usage_agree_on_the_space_taken(self, tier: Tier) -> None:
         _write(tier, [key(n) for n in range(5)], [payload(tier, n) for n in range(5)])
-        entries = [entry for entry in tier.scan() if entry.key is not None]
-        assert all(entry.nbytes >= tier.payload_bytes for entry in entries)
-        assert tier.usage().nbytes == sum(entry.nbytes for entry in entries)
+        assert all(entry.nbytes >= tier.payload_bytes for entry in _entries(tier))
         assert tier.usage().chunks == 5
+        _assert_books_balance(tier)
+
+    def test_a_scan_says_when_a_chunk_was_last_used(self, tier: Tier) -> None:
+        """After a restart nothing else is known of it. A read is a use."""
+        _write(tier, [key(1)], [payload(tier, 1)])
+        _write(tier, [key(2)], [payload(tier, 2)])
+        assert _outcomes(tier, [key(1)]) == [ReadOutcome.HIT]
+        used = {entry.key: entry.last_used for entry in _entries(tier)}
+        now = time.time()
+        assert all(now - 60 < seconds <= now + 1 for seconds in used.values()), (
+            f"last_used must be in seconds since the epoch, now {now}: {used}"
+        )
+        assert used[key(1)] >= used[key(2)], "the chunk that was read looks older than the other"
 
     def test_any_sequence_of_calls_matches_a_dict(self, tmp_path: Path) -> None:
         suite, numbers = self, count()
@@ -244,7 +297,7 @@ class TierConformance:
     def test_a_damaged_chunk_is_corrupt_once_and_then_a_miss(self, tier: Tier) -> None:
         self._needs(self.supports_damage, "damage")
         _write(tier, [key(1), key(2)], [payload(tier, 1), payload(tier, 2)])
-        self.poke_damage(tier, key(1))
+        self.poke_damage(_inside(tier), key(1))
         assert _outcomes(tier, [key(1), key(2)]) == [ReadOutcome.CORRUPT, ReadOutcome.HIT]
         assert _outcomes(tier, [key(1)]) == [ReadOutcome.MISS]
         assert tier.contains([key(1)]) == [False]
@@ -254,7 +307,7 @@ class TierConformance:
     def test_a_damaged_chunk_can_be_stored_anew(self, tier: Tier) -> None:
         self._needs(self.supports_damage, "damage")
         _write(tier, [key(1)], [payload(tier, 1)])
-        self.poke_damage(tier, key(1))
+        self.poke_damage(_inside(tier), key(1))
         _outcomes(tier, [key(1)])
         assert _write(tier, [key(1)], [payload(tier, 1)]) == [WriteOutcome.STORED]
         assert _read(tier, [key(1)]) == [(ReadOutcome.HIT, payload(tier, 1))]
@@ -273,8 +326,8 @@ class TierConformance:
         [(outcome, content)] = _read(tier, [key(1)])
         assert outcome is ReadOutcome.HIT
         assert content in [payload(tier, number) for number in range(8)]
-        assert tier.usage().chunks == 1
         assert _scanned(tier) == {key(1)}
+        _assert_books_balance(tier)
 
     def test_readers_beside_writers_see_whole_chunks_or_none(self, tier: Tier) -> None:
         versions = [payload(tier, number) for number in range(2)]
@@ -292,7 +345,29 @@ class TierConformance:
 
         for seen in _together([churn, churn, watch, watch]):
             assert all(content in versions for content in seen)
-        assert tier.usage().chunks == len(_scanned(tier))
+        _assert_books_balance(tier)
+
+    def test_a_scan_beside_writers_shows_what_was_there_all_along(self, tier: Tier) -> None:
+        stay = [key(number) for number in range(8)]
+        _write(tier, stay, [payload(tier, 1)] * 8)
+        done = threading.Event()
+
+        def churn() -> list[set[ChunkKey]]:
+            number = 100
+            while not done.is_set():
+                number += 1
+                _write(tier, [key(number)], [payload(tier, 2)])
+                tier.remove([key(number)])
+            return []
+
+        def look() -> list[set[ChunkKey]]:
+            try:
+                return [_scanned(tier) for _ in range(20)]
+            finally:
+                done.set()
+
+        for seen in (seen for answers in _together([churn, look]) for seen in answers):
+            assert seen >= set(stay)
 
     def test_usage_is_exact_after_threads_wrote_and_removed(self, tier: Tier) -> None:
         def work(thread: int) -> int:
@@ -302,13 +377,14 @@ class TierConformance:
 
         left = _together([lambda t=t: work(t) for t in range(4)])  # type: ignore[misc]
         assert left == [5] * 4
-        assert tier.usage().chunks == 20 == len(_scanned(tier))
+        assert tier.usage().chunks == 20
+        _assert_books_balance(tier)
 
     # Bounds and restarts ----------------------------------------------------------
 
     def test_a_full_tier_refuses_and_keeps_what_it_has(self, tmp_path: Path) -> None:
         self._needs(self.bounded, "a bound")
-        tier = self.open_tier(_folder(tmp_path, "small"), 3)
+        tier = self.opened(_folder(tmp_path, "small"), 3)
         keys = [key(n) for n in range(5)]
         assert _write(tier, keys, [payload(tier, n) for n in range(5)]) == (
             [WriteOutcome.STORED] * 3 + [WriteOutcome.REFUSED] * 2
@@ -325,7 +401,7 @@ class TierConformance:
 
     def test_the_bound_holds_among_threads(self, tmp_path: Path) -> None:
         self._needs(self.bounded, "a bound")
-        tier = self.open_tier(_folder(tmp_path, "small"), 5)
+        tier = self.opened(_folder(tmp_path, "small"), 5)
 
         def write(thread: int) -> list[WriteOutcome]:
             return _write(tier, [key(4 * thread + n) for n in range(4)], [payload(tier, 1)] * 4)
@@ -334,23 +410,107 @@ class TierConformance:
         outcomes = [outcome for answer in answers for outcome in answer]
         assert outcomes.count(WriteOutcome.STORED) == 5
         assert outcomes.count(WriteOutcome.REFUSED) == 11
-        assert tier.usage().chunks == 5 == len(_scanned(tier))
+        assert tier.usage().chunks == 5
+        _assert_books_balance(tier)
         tier.close()
+
+    def test_persistence_is_declared_by_the_class(self, tier: Tier) -> None:
+        """KV that must not outlive its engine is kept away from a tier that says it is kept."""
+        assert tier.persistent == self.supports_persistence, (
+            f"{type(_inside(tier)).__name__}.persistent is {tier.persistent}, and "
+            f"{type(self).__name__}.supports_persistence {self.supports_persistence}: one is wrong"
+        )
 
     def test_chunks_survive_closing_and_opening(self, tmp_path: Path) -> None:
         self._needs(self.supports_persistence, "persistence")
         place = _folder(tmp_path, "kept")
-        before = self.open_tier(place, ROOMY)
+        before = self.opened(place, ROOMY)
         _write(before, [key(1), key(2)], [payload(before, 1), payload(before, 2)])
         before.remove([key(2)])
         before.close()
-        tier = self.open_tier(place, ROOMY)
+        tier = self.opened(place, ROOMY)
         assert tier.contains([key(1), key(2)]) == [True, False]
         assert _read(tier, [key(1)]) == [(ReadOutcome.HIT, payload(tier, 1))]
         assert _write(tier, [key(1)], [payload(tier, 1)]) == [WriteOutcome.EXISTS]
         assert _scanned(tier) == {key(1)}
         assert tier.usage().chunks == 1
         tier.close()
+
+    def test_a_killed_writer_leaves_whole_chunks_and_nothing_in_the_way(
+        self, tmp_path: Path
+    ) -> None:
+        self._needs(self.supports_persistence, "persistence")
+        place = _folder(tmp_path, "killed")
+        for writes in (1, 5, 30):
+            _kill_after(writes, lambda: self.opened(place, ROOMY))
+        tier = self.opened(place, ROOMY)
+        keys = [key(number) for number in range(_KILLED_KEYS)]
+        contents = [payload(tier, number) for number in range(_KILLED_KEYS)]
+        for (outcome, content), right in zip(_read(tier, keys), contents, strict=True):
+            assert outcome in (ReadOutcome.HIT, ReadOutcome.MISS)
+            assert outcome is ReadOutcome.MISS or content == right
+        assert set(_write(tier, keys, contents)) <= {WriteOutcome.STORED, WriteOutcome.EXISTS}
+        assert _read(tier, keys) == [(ReadOutcome.HIT, content) for content in contents]
+        assert _scanned(tier) == set(keys)
+        _assert_books_balance(tier)
+        tier.close()
+
+    def test_engines_that_share_it_see_each_others_chunks(self, tmp_path: Path) -> None:
+        place = _folder(tmp_path, "shared")
+        one = self.opened(place, ROOMY)
+        if not one.shared:
+            one.close()
+        self._needs(one.shared, "sharing")
+        other = self.opened(place, ROOMY)
+        _write(one, [key(1), key(2)], [payload(one, 1), payload(one, 2)])
+        assert other.contains([key(1), key(2)]) == [True, True]
+        assert _read(other, [key(1)]) == [(ReadOutcome.HIT, payload(one, 1))]
+        assert _write(other, [key(1)], [payload(one, 1)]) == [WriteOutcome.EXISTS]
+        assert other.remove([key(1)]) == 1
+        assert one.contains([key(1), key(2)]) == [False, True]
+        assert _outcomes(one, [key(1), key(2)]) == [ReadOutcome.MISS, ReadOutcome.HIT]
+        assert _write(one, [key(1)], [payload(one, 1)]) == [WriteOutcome.STORED]
+        for tier in (one, other):
+            # What others did may be unknown before a scan.
+            assert _scanned(tier) == {key(1), key(2)}
+            assert tier.usage().chunks == 2
+            tier.close()
+
+    # Bad days -------------------------------------------------------------------
+
+    def test_on_a_bad_day_hits_are_right_and_the_books_balance(self, tmp_path: Path) -> None:
+        """Threads write, read and remove the same chunks while calls fail at random."""
+        tier = self.opened(_folder(tmp_path, "bad-day"), 10)
+        faulty = FaultyTier(tier, rates=BAD_DAY)
+        _together([lambda t=t: _bad_day(faulty, seed=t) for t in range(4)])  # type: ignore[misc]
+        keys = [key(number) for number in range(_BAD_DAY_KEYS)]
+        there = {k for k, outcome in zip(keys, _outcomes(tier, keys), strict=True) if _hit(outcome)}
+        assert {k for k, found in zip(keys, tier.contains(keys), strict=True) if found} == there
+        assert _scanned(tier) == there
+        _assert_books_balance(tier)
+        assert tier.remove(keys) == len(there)
+        assert (tier.usage().chunks, tier.usage().nbytes) == (0, 0)
+        faulty.close()
+
+    def test_on_a_bad_day_damage_is_never_served(self, tmp_path: Path) -> None:
+        self._needs(self.supports_damage, "damage")
+        tier = self.opened(_folder(tmp_path, "bad-day"), ROOMY)
+        faulty = FaultyTier(tier, rates=BAD_DAY)
+        for number in range(20):
+            stored = False
+            while not stored:
+                with suppress(OSError):
+                    stored = _write(faulty, [key(number)], [payload(tier, number)]) in (
+                        [WriteOutcome.STORED],
+                        [WriteOutcome.EXISTS],
+                    )
+            self.poke_damage(_inside(tier), key(number))
+            for _ in range(3):
+                with suppress(OSError):
+                    assert _outcomes(faulty, [key(number)]) != [ReadOutcome.HIT]
+        assert not any(map(_hit, _outcomes(tier, [key(number) for number in range(20)])))
+        _assert_books_balance(tier)
+        faulty.close()
 
     def _needs(self, capability: bool, what: str) -> None:
         if not capability:
@@ -366,7 +526,7 @@ class _AgainstADict(RuleBasedStateMachine):
         super().__init__()
         self.suite = suite
         self.place = place
-        self.tier = suite.open_tier(place, ROOMY)
+        self.tier = suite.opened(place, ROOMY)
         self.model: dict[ChunkKey, bytes] = {}
 
     def keys(self, numbers: Sequence[int]) -> list[ChunkKey]:
@@ -400,7 +560,7 @@ class _AgainstADict(RuleBasedStateMachine):
     def damage(self, number: int) -> None:
         [k] = self.keys([number])
         if self.suite.supports_damage and k in self.model:
-            self.suite.poke_damage(self.tier, k)
+            self.suite.poke_damage(_inside(self.tier), k)
             assert _outcomes(self.tier, [k]) == [ReadOutcome.CORRUPT]
             del self.model[k]
 
@@ -408,16 +568,16 @@ class _AgainstADict(RuleBasedStateMachine):
     def reopen(self) -> None:
         if self.suite.supports_persistence:
             self.tier.close()
-            self.tier = self.suite.open_tier(self.place, ROOMY)
+            self.tier = self.suite.opened(self.place, ROOMY)
             # Usage may be unknown before it.
             assert _scanned(self.tier) == set(self.model)
 
     @rule()
     def scan(self) -> None:
-        entries = [entry for entry in self.tier.scan() if entry.key is not None]
+        entries = _entries(self.tier)
         assert len(entries) == len(self.model)
         assert {entry.key for entry in entries} == set(self.model)
-        assert self.tier.usage().nbytes == sum(entry.nbytes for entry in entries)
+        _assert_books_balance(self.tier)
 
     @invariant()
     def counts_and_presence_agree(self) -> None:
@@ -460,8 +620,94 @@ def _outcomes(tier: Tier, keys: Sequence[ChunkKey]) -> list[ReadOutcome]:
     return [outcome for outcome, _ in _read(tier, keys)]
 
 
+def _hit(outcome: ReadOutcome) -> bool:
+    return outcome is ReadOutcome.HIT
+
+
+def _entries(tier: Tier) -> list[Entry]:
+    """The chunks of a scan, without what lies in the tier and is none."""
+    return [entry for entry in tier.scan() if entry.key is not None]
+
+
 def _scanned(tier: Tier) -> set[ChunkKey]:
-    return {entry.key for entry in tier.scan() if entry.key is not None}
+    return {entry.key for entry in _entries(tier) if entry.key is not None}
+
+
+def _assert_books_balance(tier: Tier) -> None:
+    entries, usage = _entries(tier), tier.usage()
+    scanned = len(entries), sum(entry.nbytes for entry in entries)
+    assert (usage.chunks, usage.nbytes) == scanned, (
+        f"usage() says {usage.chunks} chunks of {usage.nbytes} bytes, and scan() shows "
+        f"{scanned[0]} of {scanned[1]}"
+    )
+
+
+def _inside(tier: Tier) -> Tier:
+    """The tier under test, without what it is wrapped in."""
+    while isinstance(tier, WrapperTier):
+        tier = tier.inner
+    return tier
+
+
+_BAD_DAY_KEYS = 16
+
+
+def _bad_day(tier: Tier, seed: int) -> None:
+    """Sixty calls at random on a tier that may fail. What escapes is a failure too."""
+    choose = random.Random(seed)  # noqa: S311 - a test's choices
+    for _ in range(60):
+        numbers = choose.sample(range(_BAD_DAY_KEYS), choose.randint(0, 4))
+        keys = [key(number) for number in numbers]
+        contents = [payload(tier, number) for number in numbers]
+        call = choose.choice([_write_on_a_bad_day, _read_on_a_bad_day, _remove_on_a_bad_day])
+        with suppress(OSError):
+            call(tier, keys, contents)
+
+
+def _write_on_a_bad_day(tier: Tier, keys: Sequence[ChunkKey], contents: Sequence[bytes]) -> None:
+    _write(tier, keys, contents)
+    usage = tier.usage()
+    assert usage.limit is None or usage.nbytes <= usage.limit
+
+
+def _read_on_a_bad_day(tier: Tier, keys: Sequence[ChunkKey], contents: Sequence[bytes]) -> None:
+    for (outcome, content), right in zip(_read(tier, keys), contents, strict=True):
+        assert outcome is not ReadOutcome.HIT or content == right
+
+
+def _remove_on_a_bad_day(tier: Tier, keys: Sequence[ChunkKey], _contents: Sequence[bytes]) -> None:
+    assert 0 <= tier.remove(keys) <= len(keys)
+
+
+_KILLED_KEYS = 16
+
+
+def _kill_after(writes: int, open_tier: Callable[[], Tier]) -> None:
+    """Kill a process that stores and removes without pause, right after so many writes began."""
+    # Forked, so that a test class needs not be importable, nor what it holds be pickled.
+    context = multiprocessing.get_context("fork")
+    ours, theirs = context.Pipe(duplex=False)
+    child = context.Process(target=_write_until_killed, args=(open_tier, theirs), daemon=True)
+    child.start()
+    theirs.close()
+    try:
+        for _ in range(writes):
+            assert ours.poll(60), "the other process stores nothing"
+            ours.recv()
+    finally:
+        child.kill()
+        child.join()
+        ours.close()
+
+
+def _write_until_killed(open_tier: Callable[[], Tier], begun: Connection) -> None:
+    tier = open_tier()
+    keys = [key(number) for number in range(_KILLED_KEYS)]
+    while True:
+        for number, k in enumerate(keys):
+            begun.send(number)
+            _write(tier, [k], [payload(tier, number)])
+        tier.remove(keys)
 
 
 def _together(calls: Sequence[Callable[[], T]]) -> list[T]:
