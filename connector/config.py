@@ -13,8 +13,17 @@ from dataclasses import dataclass
 from typing import Any
 
 from kvtiers.connector.config_entries import EntryReader
-from kvtiers.connector.config_errors import ConfigError, from_pydantic, options_of, unknown_key
-from kvtiers.connector.config_settings import Settings
+from kvtiers.connector.config_errors import (
+    ConfigError,
+    did_you_mean,
+    from_pydantic,
+    misplaced_key,
+    options_of,
+    unknown_key,
+)
+from kvtiers.connector.config_lmcache import near_word, translate
+from kvtiers.connector.config_lmcache_values import Use
+from kvtiers.connector.config_settings import WARM_CACHE_RATIO, Settings
 from kvtiers.connector.config_sources import EXTRA, Layers, Source, gather
 from kvtiers.connector.config_specs import PolicySpec, TierSpec
 from kvtiers.tiers import TierConfig
@@ -24,7 +33,8 @@ _DEFAULTS = Source("default", {"tiers": ["cpu", "fs"], "policy": "lru"})
 
 # Keys of vLLM's own offloading, and what does their work here.
 _VLLM_KEYS: Mapping[str, str] = {
-    "block_size": "set 'chunk_size' (in tokens) instead",
+    "block_size": "set 'chunk_size' (in tokens) instead, or, if storage is meant, 'block_size' of "
+    "an fs tier in 'tiers'",
     "cache_policy_module_path": "set 'policy' instead; packages add policies by entry point",
     "cpu_bytes_to_use": "set 'capacity' of the cpu tier in 'tiers' instead",
     "eviction_policy": "set 'policy' instead",
@@ -83,12 +93,16 @@ class Loaded:
         config: checked as far as it can be without the model.
         origins: dotted path of every value, defaults included, to its origin.
         warnings: what the user should know, though it stops nothing.
+        notes: what the user may want to know, though nothing is odd.
+        lmcache: what became of each word of LMCache's.
 
     """
 
     config: Config
     origins: Mapping[str, str]
     warnings: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    lmcache: tuple[Use, ...] = ()
 
 
 def load(
@@ -101,7 +115,8 @@ def load(
     Args:
         extra_config: vLLM's ``kv_connector_extra_config``; its ``config`` may name a
             YAML or JSON file, as may the variable ``KVTIERS_CONFIG``.
-        environ: ``KVTIERS_<KEY>`` sets a top-level key, in YAML.
+        environ: ``KVTIERS_<KEY>`` sets a top-level key, in YAML. See ``config_lmcache``
+            for LMCache's variables.
         file_named_by: what put ``config`` into ``extra_config``, if not the user, such
             as a command line option; for error texts.
 
@@ -110,17 +125,22 @@ def load(
 
     """
     found = gather(extra_config, environ, list(Config.model_fields), file_named_by)
-    owners = {**dict.fromkeys(_DEFAULTS.values, _DEFAULTS), **found.owners}
-    layers = Layers(owners, found.warnings)
-    reader = EntryReader(layers)
-    tiers, policy = reader.tiers(), reader.policy()
+    lmcache = translate(found, environ)
+    owners = {**dict.fromkeys(_DEFAULTS.values, _DEFAULTS), **lmcache.layers.owners}
+    layers = Layers(owners, lmcache.layers.warnings)
     settings, problems = _settings(layers)
-    problems = reader.problems + problems
+    ratio = settings.warm_cache_ratio if settings is not None else None
+    reader = EntryReader(layers, warm_cache_ratio=ratio or WARM_CACHE_RATIO)
+    tiers, policy = reader.tiers(), reader.policy()
+    problems = [*lmcache.problems, *reader.problems, *problems]
+    problems += [_unknown(key, layers, reader) for key in _unknown_keys(layers)]
     if problems or policy is None or settings is None:
         raise ConfigError(problems)
-    config = Config(**settings.model_dump(), tiers=tuple(tiers), policy=policy)
+    # What counts, as for blocks_per_chunk.
+    counting = {} if _own_memory(layers) else {"warm_cache_ratio": ratio or WARM_CACHE_RATIO}
+    config = Config(**(settings.model_dump() | counting), tiers=tuple(tiers), policy=policy)
     origins = {path: _origin(layers, path) for path, _ in values(config)}
-    return Loaded(config, origins, layers.warnings)
+    return Loaded(config, origins, layers.warnings, lmcache.notes, lmcache.uses)
 
 
 def values(config: Config) -> Iterator[tuple[str, object]]:
@@ -178,18 +198,24 @@ def resolve_blocks_per_chunk(config: Config, block_tokens: Sequence[int]) -> int
 
 
 def _settings(layers: Layers) -> tuple[Settings | None, list[str]]:
-    given = {k: layers.value(k) for k in layers.owners if k not in ("tiers", "policy")}
-    problems = []
-    for key in [key for key in given if key not in Settings.model_fields]:
-        del given[key]
-        problems.append(_unknown(key, layers))
+    given = {key: layers.value(key) for key in layers.owners if key in Settings.model_fields}
     try:
-        return Settings.model_validate(given), problems
+        return Settings.model_validate(given), []
     except ValidationError as error:
-        return None, problems + from_pydantic(error, Settings, layers.origin)
+        return None, from_pydantic(error, Settings, layers.origin)
 
 
-def _unknown(key: str, layers: Layers) -> str:
+def _unknown_keys(layers: Layers) -> list[str]:
+    return [key for key in layers.owners if key not in Config.model_fields]
+
+
+def _own_memory(layers: Layers) -> bool:
+    """Whether the first tier says itself how much memory it takes."""
+    first = layers.value("tiers")[0]
+    return isinstance(first, Mapping) and first.get("capacity") is not None
+
+
+def _unknown(key: str, layers: Layers, reader: EntryReader) -> str:
     origin = layers.origin(key)
     if key in _VLLM_KEYS:
         return (
@@ -198,8 +224,12 @@ def _unknown(key: str, layers: Layers) -> str:
         )
     if key == "config":
         return f"config (from {origin}): a file cannot name another one. Move its keys here."
-    also = ["config"] if origin == EXTRA else []
-    return unknown_key(key, [*Config.model_fields, *also], origin)
+    belongs = reader.belongs(key, layers.value(key))
+    if belongs is not None:
+        return misplaced_key(key, origin, belongs)
+    known = [*Config.model_fields, *(["config"] if origin == EXTRA else [])]
+    text = unknown_key(key, known, origin)
+    return text if did_you_mean(key, known) else text + near_word(key)
 
 
 def _origin(layers: Layers, path: str) -> str:
@@ -209,4 +239,6 @@ def _origin(layers: Layers, path: str) -> str:
         return layers.origin(path)
     entry = layers.value("policy") if top == "policy" else layers.value("tiers")[int(top[6:-1])]
     written = key == "type" if isinstance(entry, str) else key in entry
+    if path == "tiers[0].capacity" and not _own_memory(layers) and layers.sets("warm_cache_ratio"):
+        return layers.origin("warm_cache_ratio")
     return layers.origin(path) if written else "default"

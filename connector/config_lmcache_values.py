@@ -1,0 +1,162 @@
+"""How values are read that stand beside LMCache's words: its units, its lists in one text."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from kvtiers.connector import config_lmcache_words as lmcache
+from kvtiers.connector.config_errors import did_you_mean
+from kvtiers.policies import POLICIES
+
+_GIB = 1 << 30
+_FILE_URL = "file://"
+
+
+@dataclass(frozen=True)
+class Use:
+    """What became of a word.
+
+    Attributes:
+        word: as it was written.
+        origin: where it stands.
+        sets: path of the value that it sets; "" if it sets none.
+        why_not: what does its job, if it sets none.
+
+    """
+
+    word: str
+    origin: str
+    sets: str = ""
+    why_not: str = ""
+
+    @property
+    def place(self) -> str:
+        """The origin of the value that it sets."""
+        is_variable = self.origin.endswith(f" {self.word}")
+        return self.origin if is_variable else f"{self.word} in {self.origin}"
+
+
+@dataclass(frozen=True)
+class Word:
+    """One of LMCache's words, as it was written.
+
+    Attributes:
+        name: its spelling in the tables.
+        key: its spelling where it stands.
+        value: what stands there; of a variable, its text.
+        origin: where it stands, such as ``file /etc/lmcache.yaml:3``.
+        folder: relative paths are relative to it.
+
+    """
+
+    name: str
+    key: str
+    value: Any
+    origin: str
+    folder: Path
+
+    def use(self, sets: str = "", why_not: str = "", option: str = "") -> Use:
+        """What became of it, or of one of its options."""
+        key = f"{self.key}.{option}" if option else self.key
+        return Use(key, self.origin, sets, why_not)
+
+
+@dataclass(frozen=True)
+class Reader:
+    """Reads one kind of value.
+
+    Attributes:
+        read: raises ValueError, TypeError or OverflowError for what is none.
+        wanted: what it must be.
+
+    """
+
+    read: Callable[[Any], Any]
+    wanted: str
+
+
+def _truth(value: object) -> bool:
+    text = str(value).strip().lower()
+    if text not in ("true", "1", "false", "0"):
+        raise ValueError
+    return text in ("true", "1")
+
+
+def _number(value: object) -> int | float:
+    if isinstance(value, bool) or not isinstance(value, int | float | str):
+        raise TypeError
+    number = float(value) if isinstance(value, str) else value
+    if not 0 <= number < math.inf:
+        raise ValueError
+    return number
+
+
+def _bytes(value: object) -> int:
+    return int(_number(value) * _GIB)
+
+
+def _some_bytes(value: object) -> int:
+    return _bytes(value) or _refuse()
+
+
+def _whole(value: object) -> int:
+    if isinstance(value, bool) or not isinstance(value, int | str):
+        raise TypeError
+    return int(value)
+
+
+def _text(value: object) -> str:
+    if not isinstance(value, str):
+        raise TypeError
+    return value
+
+
+def _names(value: object) -> list[str]:
+    """A list, or what LMCache makes of a text: parts between commas."""
+    parts = value if isinstance(value, list) else _text(value).split(",")
+    return [part for each in parts if (part := _text(each).strip())]
+
+
+def _folders(value: object) -> list[str]:
+    folders = [part.removeprefix(_FILE_URL) for part in _names(value)]
+    return folders if all("://" not in folder for folder in folders) else _refuse()
+
+
+def _options(value: object) -> dict[str, Any]:
+    options = json.loads(value or "{}") if isinstance(value, str) else value
+    if not isinstance(options, dict):
+        raise TypeError
+    return {str(key): item for key, item in options.items()}
+
+
+def _policy(value: object) -> str:
+    """Of kvtiers', or of LMCache's, in small letters."""
+    name = _text(value).lower()
+    known = [*POLICIES.names(), *(each.lower() for each in lmcache.POLICIES)]
+    if name not in known:
+        raise ValueError(did_you_mean(name, known))
+    return name
+
+
+def _refuse() -> Any:
+    raise ValueError
+
+
+TRUTH = Reader(_truth, "it must be true or false")
+GIB = Reader(_bytes, "it must be a number of GiB without a unit, as LMCache counts, such as 20")
+SOME_GIB = Reader(
+    _some_bytes,
+    "it must be a number of GiB above 0 without a unit, as LMCache counts, such as 20; all KV "
+    "comes and goes through that memory",
+)
+WHOLE = Reader(_whole, "it must be a whole number")
+TEXT = Reader(_text, "it must be a text, in quotes")
+NAMES = Reader(_names, "it must be a list of names")
+FOLDERS = Reader(_folders, "it must be a folder, such as /nvme/kv or file:///nvme/kv")
+OPTIONS = Reader(_options, "it must be a mapping of keys")
+POLICY = Reader(_policy, f"it must be one of {', '.join(lmcache.POLICIES)}, or a policy of kvtiers")
