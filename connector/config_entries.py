@@ -96,11 +96,15 @@ class EntryReader:
         """What can be set of the tier or policy that an entry names, as far as it can be told."""
         name = entry.get("type") if isinstance(entry, Mapping) else entry
         try:
-            options = options_of(registry.get(name).Config) if isinstance(name, str) else []
+            cls = registry.get(name) if isinstance(name, str) else None
         except (DuplicateNameError, UnknownNameError, ImportError, TypeError):
             # Told where the entry itself is read.
             return []
-        return [option for option in options if option != "type"]
+        if cls is None:
+            return []
+        if registry is TIERS:
+            cls = cls.variant(entry if isinstance(entry, Mapping) else {})
+        return [option for option in options_of(cls.Config) if option != "type"]
 
     def _tier(self, index: int, entry: object) -> TierSpec | None:
         path = f"tiers[{index}]"
@@ -109,6 +113,7 @@ class EntryReader:
         if options is None or cls is None:
             return None
         found = len(self.problems)
+        cls = cls.variant(options)
         name = self._name(path, options)
         capacity = self._capacity(path, options, cls.Config)
         self._expand_path(path, options)

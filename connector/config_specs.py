@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from kvtiers.connector.config_errors import ConfigError, from_pydantic
 from kvtiers.connector.sizes import Capacity, file_system_bytes, format_bytes
-from kvtiers.tiers import TierConfig
+from kvtiers.tiers import TIERS, Tier, TierConfig
 from kvtiers.tiers.host_memory import available_bytes
 from kvtiers.tiers.residency import CPU
 from pydantic import BaseModel, ConfigDict, ValidationError
+
+TierClass = type[Tier]
 
 
 class TierSpec(BaseModel):
@@ -29,6 +31,10 @@ class TierSpec(BaseModel):
     type: str
     capacity: Capacity | None
     options: TierConfig
+
+    def tier_class(self) -> TierClass:
+        """The class behind ``type``, in the variant that the options ask for."""
+        return TIERS.get(self.type).variant(dict(self.options))
 
     def with_bytes(
         self, path: str, chunk_bytes: int, engines: int = 1, promised: int = 0

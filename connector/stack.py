@@ -14,7 +14,7 @@ from kvtiers.connector.sizes import format_bytes
 from kvtiers.connector.transfer import WorkerReport
 from kvtiers.connector.weights import engine_fingerprint
 from kvtiers.policies import POLICIES, Policy, TierInfo
-from kvtiers.tiers import TIERS, Namespace, Tier, TierConfigError, Usage
+from kvtiers.tiers import Namespace, Tier, TierConfigError, Usage
 from kvtiers.tiers.arena import Arena
 from kvtiers.tiers.cpu import CpuTier
 from kvtiers.tiers.hierarchy import Hierarchy
@@ -86,7 +86,7 @@ def _build_tier(
     """One lower tier. One that nobody asked for is left out where it can't work."""
     loaded = context.loaded
     by_default = loaded.origins.get(f"tiers[{index}].type") == "default"
-    cls = TIERS.get(spec.type)
+    cls = spec.tier_class()
     try:
         if private is not None and (cls.shared or cls.persistent):
             raise ConfigError([_must_stay_private(index, spec, private)])
