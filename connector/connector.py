@@ -15,9 +15,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from kvtiers.connector import compat
+from kvtiers.connector.adapter_loads import LoadedAdapters, watch_loads
+from kvtiers.connector.adapters import AdapterBook, Contents
 from kvtiers.connector.config import Loaded, load, resolve_blocks_per_chunk
 from kvtiers.connector.config_errors import ConfigError
-from kvtiers.connector.manager import RequestKeys, TieredOffloadingManager
+from kvtiers.connector.manager import Adapter, RequestKeys, TieredOffloadingManager
 from kvtiers.connector.spec import CONTEXT, Context, TieredOffloadingSpec
 from kvtiers.connector.transfer import TieredWorkerMetadata, WorkerReport
 from kvtiers.policies import PolicyRequest
@@ -68,6 +70,10 @@ class TieredKVConnector(OffloadingConnector):  # type: ignore[misc]  # vLLM is u
         self._failed_jobs: dict[int, tuple[int, ...]] = {}
         # Scheduler side: jobs in flight at a reset -> reports still due.
         self._reset_fence: dict[int, int] = {}
+        self._adapters = AdapterBook()
+        self._loaded_adapters: LoadedAdapters | None = None
+        if role is KVConnectorRole.WORKER and vllm_config.lora_config is not None:
+            self._loaded_adapters = watch_loads()
 
     # Start ------------------------------------------------------------------
 
@@ -105,6 +111,23 @@ class TieredKVConnector(OffloadingConnector):  # type: ignore[misc]  # vLLM is u
     def on_new_request(self, request: Any) -> None:
         """Look the whole request up in every tier, at once, while it waits in the queue."""
         super().on_new_request(request)
+        if request.lora_request is None:
+            self._begin(request)
+        else:
+            self._adapters.ask(request.request_id, request.lora_request)
+            self._begin_with_adapter(request)
+
+    def _begin_with_adapter(self, request: Any) -> bool:
+        """The same, once it is known what the request's adapter holds. Returns if it is."""
+        lora = request.lora_request
+        if self._adapters.waits(request.request_id):
+            return False
+        if self._adapters.asked(request.request_id):
+            content = self._adapters.answer(request.request_id)
+            self._begin(request, Adapter(lora.lora_int_id, content))
+        return True
+
+    def _begin(self, request: Any, adapter: Adapter | None = None) -> None:
         status = self.scheduler._req_status[request.request_id]  # noqa: SLF001 - in the contract
         status.update_offload_keys()
         groups = self.scheduler.config.kv_group_configs
@@ -115,10 +138,7 @@ class TieredKVConnector(OffloadingConnector):  # type: ignore[misc]  # vLLM is u
         windowed = frozenset(
             group.group_idx for group in groups if group.sliding_window_size_in_chunks is not None
         )
-        # vLLM's hash has an adapter's name and path but not its content, which may
-        # be replaced at any time.
-        bypass = request.lora_request is not None
-        status.req_context.set_state(RequestKeys(keys, windowed, bypass))
+        status.req_context.set_state(RequestKeys(keys, windowed, adapter))
         facts = compat.request_facts(request)
         self._manager.begin(
             status.req_context,
@@ -151,9 +171,19 @@ class TieredKVConnector(OffloadingConnector):  # type: ignore[misc]  # vLLM is u
         self, request: Any, num_computed_tokens: int
     ) -> tuple[int | None, bool]:
         """How many tokens can be loaded; None while tiers have not answered."""
+        if request.lora_request is not None and not self._begin_with_adapter(request):
+            return None, False
         if not self._manager.looking(request.request_id):
             return None, False
+        self._check_gpu_hit(request, num_computed_tokens)
         return super().get_num_new_matched_tokens(request, num_computed_tokens)  # type: ignore[no-any-return]
+
+    def _check_gpu_hit(self, request: Any, num_computed_tokens: int) -> None:
+        """VLLM's cache may hold KV of what an adapter was; nothing that builds on it is stored."""
+        lora = request.lora_request
+        if lora is not None and num_computed_tokens and self._adapters.replaced(lora):
+            status = self.scheduler._req_status[request.request_id]  # noqa: SLF001 - in the contract
+            self._manager.stop_storing(status.req_context)
 
     def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
         """The request has its blocks: load what was found."""
@@ -194,6 +224,7 @@ class TieredKVConnector(OffloadingConnector):  # type: ignore[misc]  # vLLM is u
         """The request ended; its last chunks are stored in the next step."""
         answer: tuple[bool, dict[str, Any] | None]
         answer = super().request_finished_all_groups(request, block_ids)
+        self._adapters.forget(request.request_id)
         status = self.scheduler._req_status.get(request.request_id)  # noqa: SLF001 - in the contract
         if status is not None:
             reason = request.get_finished_reason()
@@ -229,14 +260,15 @@ class TieredKVConnector(OffloadingConnector):  # type: ignore[misc]  # vLLM is u
         )
 
     def build_connector_worker_meta(self) -> OffloadingWorkerMetadata | None:
-        """Tell the scheduler which jobs have ended, and which of them failed."""
+        """Tell the scheduler which jobs have ended or failed, and what adapters hold."""
         metadata = super().build_connector_worker_meta()
+        adapters = self._loaded_adapters.take() if self._loaded_adapters is not None else {}
         if metadata is None:
-            return None
+            return TieredWorkerMetadata(adapters=adapters) if adapters else None
         for job_id in metadata.completed_jobs:
             self._load_requests.pop(job_id, None)
         failed, self._failed_jobs = self._failed_jobs, {}
-        return TieredWorkerMetadata.extend(metadata, failed)
+        return TieredWorkerMetadata.extend(metadata, failed, adapters)
 
     # Ends of copies on the scheduler ----------------------------------------
 
@@ -246,6 +278,8 @@ class TieredKVConnector(OffloadingConnector):  # type: ignore[misc]  # vLLM is u
         if isinstance(metadata, TieredWorkerMetadata):
             for job_id, slots in metadata.failed_jobs.items():
                 self._distrust(job_id, slots)
+            if metadata.adapters:
+                self._adapters_loaded(metadata.adapters)
         self._lower_fence(compat.completed_jobs(connector_output))
         super().update_connector_output(connector_output)
 
@@ -255,12 +289,28 @@ class TieredKVConnector(OffloadingConnector):  # type: ignore[misc]  # vLLM is u
             # From before a reset, which has dropped its chunks already.
             return
         if job.is_store:
-            self._manager.distrust_store(job.keys, slots)
+            context = self.scheduler._req_status[job.req_id].req_context  # noqa: SLF001 - in the contract
+            self._manager.distrust_store(job.keys, context, slots)
         else:
             self._manager.distrust_load(job.req_id)
             # vLLM takes what it loads for stored. What is recomputed now is not.
             for group_state in self.scheduler._req_status[job.req_id].group_states:  # noqa: SLF001 - in the contract
                 group_state.next_stored_chunk_idx = 0
+
+    def _adapters_loaded(self, contents: Contents) -> None:
+        """Requests under way with another content compute a mixture from here on."""
+        self._adapters.loaded(contents)
+        scheduler = self.scheduler
+        mixed = {
+            name
+            for name, status in scheduler._req_status.items()  # noqa: SLF001 - in the contract
+            if self._manager.contradicts(status.req_context, contents)
+        }
+        for name in mixed:
+            self._manager.leave_alone(scheduler._req_status[name].req_context)  # noqa: SLF001 - in the contract
+        for job_id, job in scheduler._jobs.items():  # noqa: SLF001 - in the contract
+            if job.is_store and job.req_id in mixed:
+                self._distrust(job_id, ())
 
     def reset_cache(self) -> bool | None:
         """Serve nothing stored so far. Slots with copies under way stay out of use."""
@@ -289,6 +339,11 @@ class TieredKVConnector(OffloadingConnector):  # type: ignore[misc]  # vLLM is u
     def has_pending_push_work(self) -> bool:
         """Whether the engine must go on stepping without requests."""
         return bool(self._reset_fence) or super().has_pending_push_work()
+
+    def shutdown(self) -> None:
+        """Close the tiers, the arena and what reads adapters."""
+        self._adapters.close()
+        super().shutdown()
 
     # Metrics ----------------------------------------------------------------
 

@@ -525,6 +525,20 @@ ENTRIES: tuple[Entry, ...] = (
         Method("get_world_group", "", "the same, where there is no data parallelism"),
     ),
     Class(
+        "vllm.lora.worker_manager",
+        "WorkerLoRAManager",
+        "what a worker loads is noticed here, since nobody tells a connector",
+        methods=(Method("_load_adapter", "lora_request", "reads an adapter's files; wrapped"),),
+        runtime=False,
+    ),
+    Class(
+        "vllm.lora.request",
+        "LoRARequest",
+        "which adapter a request has",
+        fields="lora_name lora_int_id lora_path load_inplace",
+        runtime=False,
+    ),
+    Class(
         "vllm.platforms.interface",
         "Platform",
         "which copy worker and which kernels this machine has",
@@ -554,6 +568,13 @@ ENTRIES: tuple[Entry, ...] = (
 )
 
 CALL_ORDER: tuple[Entry, ...] = (
+    Says(
+        "an adapter's name and path are in a block's hash, its content is not",
+        "vllm.v1.core.kv_cache_utils",
+        ("_gen_lora_extra_hash_keys",),
+        "the connector puts the content into its keys",
+        text="[('lora', lora_request.lora_name, lora_request.lora_path)]",
+    ),
     Says(
         "transfers must be reported as good",
         f"{_OFF}.worker",

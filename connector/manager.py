@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from kvtiers.connector import metrics
+from kvtiers.connector.adapters import Contents
 from kvtiers.connector.stack import build_hierarchy
 from kvtiers.connector.transfer import ArenaSpec, WorkerReport
 from kvtiers.policies import PolicyRequest, Run
@@ -29,7 +30,9 @@ from vllm.v1.kv_offload.base import (
     ReqContext,
     RequestOffloadingContext,
     ScheduleEndContext,
+    get_offload_block_hash,
     get_offload_group_idx,
+    make_offload_key,
 )
 from vllm.v1.kv_offload.config import OffloadingConfig
 from vllm.v1.metrics.cache_hit_source import CacheHitSource
@@ -50,20 +53,61 @@ _RESULTS = {
 }
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
+class Adapter:
+    """The LoRA adapter of a request.
+
+    Attributes:
+        number: vLLM's number of it.
+        content: digest of what it holds; None if that can't be told.
+
+    """
+
+    number: int
+    content: bytes | None
+
+
+@dataclass
 class RequestKeys:
     """A request's keys per group, as vLLM keeps and extends them; put on its ``ReqContext``.
+
+    vLLM's keys say which adapter by its name and path; the hierarchy's say by its
+    content too, which stands between the hash and the group.
 
     Attributes:
         keys: group -> keys of its chunks, head first.
         windowed: groups that need only the last chunks of a prefix.
-        bypass: the request neither loads nor stores.
+        adapter: of the request, None for the model as it is.
+        loads: whether the request may load.
+        stores: whether its chunks may be stored.
 
     """
 
     keys: Mapping[int, Sequence[OffloadKey]]
     windowed: frozenset[int] = frozenset()
-    bypass: bool = False
+    adapter: Adapter | None = None
+    loads: bool = True
+    stores: bool = True
+
+    def __post_init__(self) -> None:
+        if self.adapter is not None and self.adapter.content is None:
+            self.loads = self.stores = False
+
+    def inner(self, key: OffloadKey) -> OffloadKey:
+        """The hierarchy's key for vLLM's."""
+        if self.adapter is None or self.adapter.content is None:
+            return key
+        return make_offload_key(
+            get_offload_block_hash(key) + self.adapter.content, get_offload_group_idx(key)
+        )
+
+    def outer(self, key: bytes) -> OffloadKey:
+        """Back."""
+        known = OffloadKey(key)
+        if self.adapter is None or self.adapter.content is None:
+            return known
+        block_hash = get_offload_block_hash(known)[: -len(self.adapter.content)]
+        return make_offload_key(block_hash, get_offload_group_idx(known))
 
 
 class TieredOffloadingManager(OffloadingManager):  # type: ignore[misc]  # vLLM is untyped
@@ -126,7 +170,7 @@ class TieredOffloadingManager(OffloadingManager):  # type: ignore[misc]  # vLLM 
 
         """
         known = _keys_of(req_context)
-        if known.bypass:
+        if not (known.loads or known.stores):
             return
         facts.arrival = time.monotonic()
         facts.runs = self._all_runs(known)
@@ -170,21 +214,24 @@ class TieredOffloadingManager(OffloadingManager):  # type: ignore[misc]  # vLLM 
 
     def lookup(self, key: OffloadKey, req_context: ReqContext) -> LookupResult:
         """Called for each chunk of each waiting request in each step."""
-        if _keys_of(req_context).bypass:
+        known = _keys_of(req_context)
+        if not known.loads:
             return LookupResult.MISS
-        return _RESULTS[self.hierarchy.lookup(req_context.req_id, key)]
+        return _RESULTS[self.hierarchy.lookup(req_context.req_id, known.inner(key))]
 
     def get_load_source(self, key: OffloadKey, req_context: ReqContext) -> CacheHitSource:
         """Where a chunk was before it was promoted."""
-        tier = self.hierarchy.source_of(req_context.req_id, key)
+        inner = _keys_of(req_context).inner(key)
+        tier = self.hierarchy.source_of(req_context.req_id, inner)
         if tier is None:
             return CacheHitSource.HOST
-        return CacheHitSource.DISK if tier.persistent else CacheHitSource.EXTERNAL_UNSPECIFIED
+        return CacheHitSource.DISK if tier.on_disk else CacheHitSource.EXTERNAL_UNSPECIFIED
 
     def prepare_load(self, keys: Collection[OffloadKey], req_context: ReqContext) -> ArenaSpec:
         """Pin and locate chunks that were looked up in this step."""
         keys = list(keys)
-        slots = self.hierarchy.load(req_context.req_id, keys)
+        known = _keys_of(req_context)
+        slots = self.hierarchy.load(req_context.req_id, [known.inner(key) for key in keys])
         return ArenaSpec(slots, self._group_counts(keys))
 
     def complete_load(self, keys: Collection[OffloadKey], req_context: ReqContext) -> None:  # noqa: ARG002
@@ -200,34 +247,59 @@ class TieredOffloadingManager(OffloadingManager):  # type: ignore[misc]  # vLLM 
 
         Never None: vLLM would ask, and warn, again every step.
         """
-        runs = () if _keys_of(req_context).bypass else tuple(self._runs(keys, req_context))
+        known = _keys_of(req_context)
+        runs = tuple(self._runs(keys, req_context)) if known.stores else ()
         taken = self.hierarchy.reserve(req_context.req_id, runs)
-        accepted = [OffloadKey(key) for key, _ in taken]
+        accepted = [known.outer(key) for key, _ in taken]
         spec = ArenaSpec([slot for _, slot in taken], self._group_counts(accepted))
         return PrepareStoreOutput(keys_to_store=accepted, store_spec=spec, evicted_keys=[])
 
     def complete_store(
         self,
         keys: Collection[OffloadKey],
-        req_context: ReqContext,  # noqa: ARG002 - the keys say it all
+        req_context: ReqContext,
         success: bool = True,
     ) -> None:
         """The chunks are in the arena: readable, unless a worker said otherwise before."""
-        self.hierarchy.stored(keys, success)
+        known = _keys_of(req_context)
+        self.hierarchy.stored([known.inner(key) for key in keys], success)
 
-    def distrust_store(self, keys: Iterable[OffloadKey], slots: Sequence[int]) -> None:
+    def distrust_store(
+        self, keys: Iterable[OffloadKey], req_context: ReqContext, slots: Sequence[int]
+    ) -> None:
         """A worker could not copy all of a store: ``complete_store`` publishes the rest.
 
         Args:
             keys: of the job.
+            req_context: of the job's request.
             slots: the bad ones, none given for all of the job's.
 
         """
-        self.hierarchy.spoil(slots or self.hierarchy.slots_of_stores(keys))
+        known = _keys_of(req_context)
+        stores = self.hierarchy.slots_of_stores(known.inner(key) for key in keys)
+        self.hierarchy.spoil(slots or stores)
 
     def distrust_load(self, request_id: str) -> None:
         """A worker could not copy a load: vLLM recomputes, and must not load it again."""
         self.hierarchy.load_failed(request_id)
+
+    # LoRA adapters ----------------------------------------------------------
+
+    def contradicts(self, req_context: ReqContext, contents: Contents) -> bool:
+        """Whether the request's adapter holds something else than its keys say."""
+        adapter = _keys_of(req_context).adapter
+        if adapter is None or adapter.number not in contents:
+            return False
+        return contents[adapter.number] != adapter.content
+
+    def stop_storing(self, req_context: ReqContext) -> None:
+        """What the request computes from here on is not what its keys would say."""
+        _keys_of(req_context).stores = False
+
+    def leave_alone(self, req_context: ReqContext) -> None:
+        """The request shall neither load nor store from here on."""
+        known = _keys_of(req_context)
+        known.loads = known.stores = False
 
     # Steps, resets, figures -------------------------------------------------
 
@@ -274,7 +346,11 @@ class TieredOffloadingManager(OffloadingManager):  # type: ignore[misc]  # vLLM 
 
     def _all_runs(self, known: RequestKeys) -> tuple[Run, ...]:
         size = self.hierarchy.chunk_bytes
-        return tuple(Run(tuple(keys), 0, size, group) for group, keys in known.keys.items() if keys)
+        return tuple(
+            Run(tuple(map(known.inner, keys)), 0, size, group)
+            for group, keys in known.keys.items()
+            if keys
+        )
 
     def _group_counts(self, keys: Iterable[OffloadKey]) -> list[int]:
         counts = dict.fromkeys(self._groups, 0)
@@ -285,8 +361,8 @@ class TieredOffloadingManager(OffloadingManager):  # type: ignore[misc]  # vLLM 
     def _runs(self, keys: Iterable[OffloadKey], req_context: ReqContext) -> Iterable[Run]:
         """Neighbours of one group as runs, in vLLM's order, which is the order of the slots."""
         size = self.hierarchy.chunk_bytes
-        known = _keys_of(req_context).keys
-        current: list[OffloadKey] = []
+        known = _keys_of(req_context)
+        current: list[bytes] = []
         start = group = -1
         for key in keys:
             its_group = get_offload_group_idx(key)
@@ -296,7 +372,7 @@ class TieredOffloadingManager(OffloadingManager):  # type: ignore[misc]  # vLLM 
                 current = []
             if not current:
                 start, group = position, its_group
-            current.append(key)
+            current.append(known.inner(key))
         if current:
             yield _run(current, start, size, group, known)
 
@@ -315,12 +391,8 @@ def _keys_of(req_context: ReqContext) -> RequestKeys:
 
 
 def _run(
-    keys: Sequence[OffloadKey],
-    start: int,
-    chunk_bytes: int,
-    group: int,
-    known: Mapping[int, Sequence[OffloadKey]],
+    keys: Sequence[bytes], start: int, chunk_bytes: int, group: int, known: RequestKeys
 ) -> Run:
-    before = known.get(group, ())
-    parent = before[start - 1] if 0 < start <= len(before) else None
+    before = known.keys.get(group, ())
+    parent = known.inner(before[start - 1]) if 0 < start <= len(before) else None
     return Run(tuple(keys), max(start, 0), chunk_bytes, group, parent)

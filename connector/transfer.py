@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
+from kvtiers.connector.adapters import Contents
 from kvtiers.tiers.arena import ArenaHandle
 from numpy.typing import NDArray
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
@@ -63,20 +64,26 @@ class TieredWorkerMetadata(OffloadingWorkerMetadata):  # type: ignore[misc]  # v
 
     Attributes:
         failed_jobs: see ``FailedJobs``. Only jobs that ``completed_jobs`` counts.
+        adapters: LoRA adapters that hold something else than was last reported.
 
     """
 
     failed_jobs: FailedJobs = field(default_factory=dict)
+    adapters: Contents = field(default_factory=dict)
 
     @classmethod
     def extend(
-        cls, metadata: OffloadingWorkerMetadata, failed_jobs: FailedJobs
+        cls,
+        metadata: OffloadingWorkerMetadata,
+        failed_jobs: FailedJobs,
+        adapters: Contents | None = None,
     ) -> TieredWorkerMetadata:
-        """What a rank reports: vLLM's own metadata plus the failures it does not know of."""
+        """What a rank reports: vLLM's own metadata plus what it does not know of."""
         return cls(
             completed_jobs=metadata.completed_jobs,
             transfer_stats=metadata.transfer_stats,
             failed_jobs=failed_jobs,
+            adapters=adapters or {},
         )
 
     def aggregate(self, other: KVConnectorWorkerMetadata) -> TieredWorkerMetadata:
@@ -84,8 +91,14 @@ class TieredWorkerMetadata(OffloadingWorkerMetadata):  # type: ignore[misc]  # v
 
         ``other`` may be vLLM's own class, which is then taken to have no failures.
         """
-        theirs = other.failed_jobs if isinstance(other, TieredWorkerMetadata) else {}
-        return self.extend(super().aggregate(other), _union(self.failed_jobs, theirs))
+        merged = super().aggregate(other)
+        if not isinstance(other, TieredWorkerMetadata):
+            return self.extend(merged, self.failed_jobs, self.adapters)
+        return self.extend(
+            merged,
+            _union(self.failed_jobs, other.failed_jobs),
+            _agreed(self.adapters, other.adapters),
+        )
 
 
 def _union(ours: FailedJobs, theirs: FailedJobs) -> FailedJobs:
@@ -94,6 +107,13 @@ def _union(ours: FailedJobs, theirs: FailedJobs) -> FailedJobs:
         known = merged.get(job_id, slots)
         merged[job_id] = tuple(sorted({*known, *slots})) if known and slots else ()
     return merged
+
+
+def _agreed(ours: Contents, theirs: Contents) -> Contents:
+    """Ranks that loaded different files have loaded nothing that has a name."""
+    merged = {**ours, **theirs}
+    differing = {number for number in ours.keys() & theirs.keys() if ours[number] != theirs[number]}
+    return {**merged, **dict.fromkeys(differing)}
 
 
 @dataclass

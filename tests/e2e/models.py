@@ -6,6 +6,7 @@ word per token id, so that an OpenAI server can serve it too.
 
 from __future__ import annotations
 
+import json
 import os
 import random
 from pathlib import Path
@@ -49,6 +50,31 @@ def make_gemma3(folder: Path) -> Path:
         **_SIZES,
     )
     return _save(Gemma3ForCausalLM(config), folder)
+
+
+def make_adapter(folder: Path, seed: int) -> Path:
+    """A LoRA adapter for ``make_llama``'s model, in PEFT's format, that changes keys and values.
+
+    Written again with another seed, it has other content in files of the same names and sizes.
+    """
+    import torch
+    from safetensors.torch import save_file
+
+    rank, kv = 8, _SIZES["num_key_value_heads"] * _SIZES["head_dim"]
+    source = torch.Generator().manual_seed(seed)
+    tensors = {}
+    for layer in range(2):
+        for module, out in (("q_proj", _SIZES["hidden_size"]), ("k_proj", kv), ("v_proj", kv)):
+            name = f"base_model.model.model.layers.{layer}.self_attn.{module}"
+            for part, shape in (("A", (rank, _SIZES["hidden_size"])), ("B", (out, rank))):
+                weight = torch.randn(shape, generator=source) * 0.2
+                tensors[f"{name}.lora_{part}.weight"] = weight
+    folder.mkdir(parents=True, exist_ok=True)
+    save_file(tensors, folder / "adapter_model.safetensors")
+    settings = {"peft_type": "LORA", "r": rank, "lora_alpha": rank, "bias": "none"}
+    settings["target_modules"] = ["q_proj", "k_proj", "v_proj"]
+    (folder / "adapter_config.json").write_text(json.dumps(settings))
+    return folder
 
 
 def prompts(count: int, tokens: int, seed: int = 1) -> list[list[int]]:
