@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import islice
 
 from kvtiers.policies import ChunkId
@@ -129,6 +129,17 @@ class Eviction:
         tier.removing, tier.refused = True, 0
         keys = self._residency.gone_from(tier, victims)
         tier.submit(Op(OpKind.REMOVE, keys, epoch=self._residency.epoch))
+
+    def remove(self, keys: Iterable[bytes]) -> None:
+        """Drop these wherever they are known to be, though nothing lacks room."""
+        found = [self._residency.get(key) for key in keys]
+        chunks = [chunk for chunk in found if chunk is not None]
+        for tier in self._residency.lower:
+            held = [chunk.key for chunk in chunks if chunk.where & tier.bit]
+            if held and tier.breaker.closed():
+                gone = self._residency.gone_from(tier, held)
+                tier.submit(Op(OpKind.REMOVE, gone, epoch=self._residency.epoch))
+        self._residency.drop([chunk for chunk in chunks if chunk.state is State.READY])
 
     def expire(self) -> None:
         """Drop what the policy no longer wants kept, though there is room for it."""
