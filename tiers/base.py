@@ -228,6 +228,20 @@ class Tier(ABC):
         """
         return self.payload_bytes
 
+    def probe(self) -> str | None:
+        """Ask once, before the tier is used, whether it answers; within seconds.
+
+        Returns:
+            None if it does. Else why not, a clause for the log: the engine starts
+            without the tier, and asks it again by itself.
+
+        Raises:
+            TierConfigError: it answers, and can't be used as configured; or it does
+                not, and its configuration says that the engine must not start then.
+
+        """
+        return None
+
     @abstractmethod
     def contains(self, keys: Sequence[ChunkKey]) -> list[bool]:
         """Whether each chunk is there, in one round trip.

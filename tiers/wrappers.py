@@ -30,6 +30,10 @@ class WrapperTier(Tier):
         # known per instance only; the interface declares both per class.
         vars(self).update(shared=inner.shared, persistent=inner.persistent, on_disk=inner.on_disk)
 
+    def probe(self) -> str | None:
+        """See ``Tier.probe``."""
+        return self.inner.probe()
+
     def contains(self, keys: Sequence[ChunkKey]) -> list[bool]:
         """See ``Tier.contains``."""
         return self.inner.contains(keys)

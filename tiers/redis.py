@@ -1,0 +1,288 @@
+"""The Redis tier: one key a chunk, in a Redis or Valkey server."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, ClassVar
+
+from kvtiers.tiers import format as chunk_format
+from kvtiers.tiers.base import (
+    ALIGNMENT,
+    ChunkKey,
+    Entry,
+    ReadOutcome,
+    Tier,
+    TierConfigError,
+    Usage,
+    WriteOutcome,
+)
+from kvtiers.tiers.buffers import aligned_buffer
+from kvtiers.tiers.redis_about import AboutBook
+from kvtiers.tiers.redis_config import RedisConfig
+from kvtiers.tiers.redis_keys import Keys
+from kvtiers.tiers.redis_ledger import Ledger
+from kvtiers.tiers.redis_protocol import MisconfiguredError, Reply, ReplyError, pack_around
+from kvtiers.tiers.redis_scan import Scanner
+from kvtiers.tiers.redis_start import check_capacity, check_certificates, greet, make_client
+
+if TYPE_CHECKING:
+    from kvtiers.tiers.redis_client import Session
+
+logger = logging.getLogger(__name__)
+
+_FULL = "OOM"
+_OTHER_TYPE = "WRONGTYPE"
+_OF_CLUSTERS = frozenset({"MOVED", "ASK", "CROSSSLOT", "CLUSTERDOWN", "TRYAGAIN"})
+
+
+class RedisTier(Tier):
+    """Chunks as values below ``key_prefix``; see ``redis_keys`` for where.
+
+    A value is a chunk as ``format`` lays it out, verified on every read; a damaged one
+    is deleted and counts as corrupt. ``SET … NX`` makes a chunk visible whole or not at
+    all. Several engines may use one server: what the others write is found by lookups,
+    and counted by the next ``scan``. So is what the server drops by itself.
+
+    The server's own clock of the last use (``OBJECT IDLETIME``) orders chunks. It costs
+    nothing: reads renew it, and a scan does not. It counts seconds, so chunks of one
+    prefix that were used in one go are of one age, and right after an engine's restart
+    a prefix may lose its head before its tail. Servers that evict by frequency (LFU)
+    keep no such clock: there all chunks that a scan finds are of one age.
+
+    Nothing is sent at construction. Only one server is supported: no Redis Cluster,
+    no Sentinel.
+
+    Args:
+        config: see ``RedisConfig``.
+        payload_bytes: size of each chunk, a multiple of ``ALIGNMENT``.
+
+    Raises:
+        TierConfigError: redis-py is missing, a certificate can't be loaded, or
+            ``capacity`` is below one chunk.
+
+    """
+
+    Config: ClassVar[type[RedisConfig]] = RedisConfig
+    shared: ClassVar[bool] = True
+    persistent: ClassVar[bool] = True
+    config: RedisConfig
+
+    def __init__(self, config: RedisConfig, payload_bytes: int) -> None:
+        super().__init__(config, payload_bytes)
+        if payload_bytes <= 0 or payload_bytes % ALIGNMENT:
+            raise ValueError(f"payload_bytes must be a multiple of {ALIGNMENT}: {payload_bytes}")
+        self._chunk_bytes = payload_bytes + chunk_format.METADATA_BYTES
+        check_capacity(config.capacity, self._chunk_bytes)
+        check_certificates(config)
+        self._keys = Keys(config.key_prefix)
+        self._lasting = () if config.ttl is None else (b"EX", b"%d" % config.ttl)
+        self._client = make_client(config)
+        self._ledger = Ledger(config.capacity)
+        self._book = AboutBook(self._keys, self._lasting)
+        self._scanner = Scanner(
+            self._client, self._keys, self._ledger, self._book, self._chunk_bytes
+        )
+        self._scratch = threading.local()
+        self._logged: set[object] = set()
+
+    def probe(self) -> str | None:
+        """See ``Tier.probe``. Takes ``deadline`` and ``connect_timeout`` at most.
+
+        Raises:
+            TierConfigError: the server will not have us; or it is away, and ``required``.
+
+        """
+        try:
+            greet(self._client, self._keys)
+        except MisconfiguredError as error:
+            raise TierConfigError(f"The redis tier can't be used: {error}.") from error
+        except OSError as error:
+            if self.config.required:
+                raise TierConfigError(
+                    f"The redis tier is required, but {error}. Start the server, correct 'url', "
+                    "or set 'required' to false to start without it."
+                ) from error
+            return str(error)
+        return None
+
+    def contains(self, keys: Sequence[ChunkKey]) -> list[bool]:
+        """See ``Tier.contains``. Is no use of the chunks."""
+        if not keys:
+            return []
+        with self._client.session() as session:
+            usable = {key.namespace.id: self._book.accepts(session, key.namespace) for key in keys}
+            replies = session.ask([[b"EXISTS", self._keys.chunk(key)] for key in keys])
+        return [
+            self._checked(reply) == 1 and usable[key.namespace.id]
+            for key, reply in zip(keys, replies, strict=True)
+        ]
+
+    def read(self, keys: Sequence[ChunkKey], buffers: Sequence[memoryview]) -> list[ReadOutcome]:
+        """See ``Tier.read``. A hit is a use, in the server's own books."""
+        outcomes: list[ReadOutcome] = []
+        if not keys:
+            return outcomes
+        try:
+            with self._client.session() as session:
+                for key, payload in zip(keys, buffers, strict=True):
+                    outcomes.append(self._read(session, key, payload))
+                missed = [k for k, o in zip(keys, outcomes, strict=True) if o is ReadOutcome.MISS]
+                self._uncount(session, missed)
+        except (OSError, ReplyError) as error:
+            self._log_error("read", error)
+        return outcomes + [ReadOutcome.FAILED] * (len(keys) - len(outcomes))
+
+    def write(self, keys: Sequence[ChunkKey], buffers: Sequence[memoryview]) -> list[WriteOutcome]:
+        """See ``Tier.write``. A full server (OOM) is ``REFUSED``, as is the bound."""
+        outcomes: list[WriteOutcome] = []
+        if not keys:
+            return outcomes
+        try:
+            with self._client.session() as session:
+                # Also a use of those that are there.
+                there = session.ask([[b"TOUCH", self._keys.chunk(key)] for key in keys])
+                for key, payload, found in zip(keys, buffers, there, strict=True):
+                    outcome = WriteOutcome.EXISTS if found == 1 else None
+                    outcomes.append(outcome or self._write(session, key, payload))
+        except (OSError, ReplyError) as error:
+            self._log_error("write", error)
+        return outcomes + [WriteOutcome.FAILED] * (len(keys) - len(outcomes))
+
+    def remove(self, keys: Sequence[ChunkKey]) -> int:
+        """See ``Tier.remove``. Works for namespaces whose chunks are refused too."""
+        if not keys:
+            return 0
+        with self._client.session() as session:
+            return self._delete(session, [self._keys.chunk(key) for key in keys])
+
+    def scan(self) -> Iterator[Entry]:
+        """See ``Tier.scan``. Also counts what it finds.
+
+        Safe beside all other calls; what they do meanwhile is neither lost nor
+        counted twice.
+        """
+        return self._scanner.scan()
+
+    def usage(self) -> Usage:
+        """See ``Tier.usage``. Chunks of others count once they are scanned."""
+        return self._ledger.usage()
+
+    def close(self) -> None:
+        """See ``Tier.close``."""
+        self._client.close()
+
+    # One chunk --------------------------------------------------------------------
+
+    def _read(self, session: Session, key: ChunkKey, payload: memoryview) -> ReadOutcome:
+        name, metadata = self._keys.chunk(key), self._metadata_buffer()
+        try:
+            if not self._book.accepts(session, key.namespace):
+                return ReadOutcome.MISS
+            nbytes = session.get_into(name, (payload, metadata))
+        except ReplyError as error:
+            if error.code == _OTHER_TYPE:
+                return self._corrupt(session, name, "no chunk: another type of value")
+            self._log_error("read", error)
+            return ReadOutcome.FAILED
+        if nbytes is None:
+            return ReadOutcome.MISS
+        defect = self._defect(nbytes, metadata, key, payload)
+        return self._corrupt(session, name, defect.value) if defect else ReadOutcome.HIT
+
+    def _defect(
+        self, nbytes: int, metadata: memoryview, key: ChunkKey, payload: memoryview
+    ) -> chunk_format.Defect | None:
+        if nbytes != self._chunk_bytes:
+            short = nbytes < self._chunk_bytes
+            return chunk_format.Defect.TRUNCATED if short else chunk_format.Defect.WRONG_LENGTH
+        found = chunk_format.unpack(metadata)
+        if isinstance(found, chunk_format.Defect):
+            return found
+        return chunk_format.verify(found, key, payload)
+
+    def _corrupt(self, session: Session, name: bytes, why: str) -> ReadOutcome:
+        """Delete a value that is not what it claims to be, so that it can be stored anew."""
+        self._log_once(why, f"{name.decode()}: {why}. It counts as a miss, and is deleted.")
+        self._delete(session, [name])
+        return ReadOutcome.CORRUPT
+
+    def _write(self, session: Session, key: ChunkKey, payload: memoryview) -> WriteOutcome:
+        name = self._keys.chunk(key)
+        try:
+            if not self._book.accepts(session, key.namespace, create=True):
+                return WriteOutcome.REFUSED
+            with self._ledger.changing((name,), session.until):
+                return self._store(session, name, key, payload)
+        except ReplyError as error:
+            self._log_error("write", error)
+            return WriteOutcome.REFUSED if error.code == _FULL else WriteOutcome.FAILED
+
+    def _store(
+        self, session: Session, name: bytes, key: ChunkKey, payload: memoryview
+    ) -> WriteOutcome:
+        if not self._ledger.reserve(self._chunk_bytes):
+            return WriteOutcome.REFUSED
+        try:
+            metadata = self._metadata_buffer()
+            chunk_format.pack(key, payload, time.time(), metadata)
+            head, tail = pack_around((b"SET", name), self._chunk_bytes, (b"NX", *self._lasting))
+            session.send([head, payload, metadata, tail], answers=1)
+            if self._checked(session.reply()) is None:
+                return WriteOutcome.EXISTS
+            self._ledger.present(name, self._chunk_bytes)
+            return WriteOutcome.STORED
+        finally:
+            self._ledger.release(self._chunk_bytes)
+
+    def _delete(self, session: Session, names: Sequence[bytes]) -> int:
+        """Delete and uncount. Returns how many were there; raises what the server says."""
+        with self._ledger.changing(names, session.until):
+            # Without waiting until the memory is free, which takes long for megabytes.
+            replies = session.ask([[b"UNLINK", name] for name in names])
+            for name, reply in zip(names, replies, strict=True):
+                if isinstance(reply, int):
+                    self._ledger.absent(name)
+        return sum(self._checked(reply) == 1 for reply in replies)
+
+    def _uncount(self, session: Session, missed: Sequence[ChunkKey]) -> None:
+        """Forget chunks that the server dropped by itself: it was restarted, or evicts."""
+        names = [name for key in missed if self._ledger.knows(name := self._keys.chunk(key))]
+        if not names:
+            return
+        with self._ledger.changing(names, session.until):
+            # Once more, since another thread may have stored them meanwhile.
+            replies = session.ask([[b"EXISTS", name] for name in names])
+            for name, reply in zip(names, replies, strict=True):
+                if reply == 0:
+                    self._ledger.absent(name)
+
+    # Small things -----------------------------------------------------------------
+
+    @staticmethod
+    def _checked(reply: Reply) -> Reply:
+        """The reply, unless it is an error: that is raised."""
+        if isinstance(reply, ReplyError):
+            raise reply
+        return reply
+
+    def _metadata_buffer(self) -> memoryview:
+        """One per thread, kept."""
+        buffer: memoryview | None = getattr(self._scratch, "metadata", None)
+        if buffer is None:
+            buffer = self._scratch.metadata = aligned_buffer(chunk_format.METADATA_BYTES)
+        return buffer
+
+    def _log_error(self, doing: str, error: Exception) -> None:
+        code = error.code if isinstance(error, ReplyError) else type(error).__name__
+        also = ""
+        if code in _OF_CLUSTERS:
+            also = " That is how a Redis Cluster answers, which this release does not support."
+        self._log_once((doing, code), f"Could not {doing} a chunk: {error}.{also}")
+
+    def _log_once(self, what: object, text: str) -> None:
+        if what not in self._logged:
+            self._logged.add(what)
+            logger.warning("%s Further cases are counted, not logged.", text)

@@ -1,0 +1,118 @@
+"""Lists what a Redis tier's server holds, and brings its accounting up to date.
+
+No command that a scan uses counts as a use of the keys it sees: STRLEN would, and so
+would reading a part of each. So sizes are not asked for key by key. All chunks of a
+namespace have one size, and that is asked of a few of them, once.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from kvtiers.tiers.base import ChunkKey, Entry
+from kvtiers.tiers.redis_about import AboutBook
+from kvtiers.tiers.redis_keys import Found, Keys
+from kvtiers.tiers.redis_ledger import Ledger
+from kvtiers.tiers.redis_protocol import ProtocolError, Reply, ReplyError
+
+if TYPE_CHECKING:
+    from kvtiers.tiers.redis_client import Client, Session
+
+# Buckets of the server's table that one SCAN looks at: about a millisecond of its time.
+_AT_ONCE = 1000
+# Of so many chunks of a namespace, most will not be damaged.
+_SAMPLE = 5
+
+
+class Scanner:
+    """Walks the keys below one prefix; see ``Tier.scan``.
+
+    Args:
+        client: the server.
+        keys: how the keys are called.
+        ledger: replaced by what is found.
+        book: names the namespaces.
+        chunk_bytes: size of this tier's own values, for where no other is known.
+
+    """
+
+    def __init__(
+        self, client: Client, keys: Keys, ledger: Ledger, book: AboutBook, chunk_bytes: int
+    ) -> None:
+        self._client = client
+        self._keys = keys
+        self._ledger = ledger
+        self._book = book
+        self._chunk_bytes = chunk_bytes
+        self._sizes: dict[str, int] = {}
+
+    def scan(self) -> Iterator[Entry]:
+        """Every chunk of every namespace, and what is no chunk with key None."""
+        # To its end first: until then the server may show a key twice, and the ledger
+        # is to be settled even if the caller abandons the scan.
+        entries: dict[bytes, Entry] = {}
+        with self._ledger.scanning() as counted:
+            for batch in self._batches():
+                entries.update(batch)
+            counted.update({n: e.nbytes for n, e in entries.items() if e.key is not None})
+        yield from entries.values()
+
+    def _batches(self) -> Iterator[dict[bytes, Entry]]:
+        cursor = b"0"
+        while True:
+            page = [b"SCAN", cursor, b"MATCH", self._keys.pattern, b"COUNT", b"%d" % _AT_ONCE]
+            # A session for each page, as a deadline is for one call of the server.
+            with self._client.session() as session:
+                cursor, names = _page(session.ask([page])[0])
+                yield self._entries(session, names)
+            if cursor == b"0":
+                return
+
+    def _entries(self, session: Session, names: Sequence[bytes]) -> dict[bytes, Entry]:
+        now = time.time()
+        found = {name: self._keys.parse(name) for name in names}
+        shown = [name for name, what in found.items() if not what.about]
+        idle = session.ask([[b"OBJECT", b"IDLETIME", name] for name in shown])
+        self._learn_sizes(session, found)
+        entries = {}
+        for name, reply in zip(shown, idle, strict=True):
+            # Without a number there are two cases: gone since, and LFU.
+            if reply is None or (isinstance(reply, ReplyError) and "no such key" in str(reply)):
+                continue
+            used = now - reply if isinstance(reply, int) else now
+            entries[name] = self._entry(session, name, found[name], used)
+        return entries
+
+    def _entry(self, session: Session, name: bytes, what: Found, used: float) -> Entry:
+        where = name.decode(errors="replace")
+        if what.hash is None:
+            [reply] = session.ask([[b"MEMORY", b"USAGE", name]])
+            return Entry(None, reply if isinstance(reply, int) else 0, used, where)
+        key = ChunkKey(self._book.known(what.namespace), what.hash)
+        return Entry(key, self._sizes.get(what.namespace, self._chunk_bytes), used, where)
+
+    def _learn_sizes(self, session: Session, found: Mapping[bytes, Found]) -> None:
+        """Ask for the sizes of a few chunks of each namespace not seen before."""
+        samples: dict[str, list[bytes]] = {}
+        for name, what in found.items():
+            if what.hash is not None and what.namespace not in self._sizes:
+                samples.setdefault(what.namespace, []).append(name)
+        for namespace, names in samples.items():
+            replies = session.ask([[b"STRLEN", name] for name in names[:_SAMPLE]])
+            sizes = [reply for reply in replies if isinstance(reply, int) and reply]
+            if sizes:
+                self._sizes[namespace] = statistics.mode(sizes)
+
+
+def _page(reply: Reply) -> tuple[bytes, list[bytes]]:
+    """Where to go on, and the keys found. Raises what the server says instead."""
+    if isinstance(reply, ReplyError):
+        raise reply
+    if isinstance(reply, list) and len(reply) == 2:
+        cursor, names = reply
+        if isinstance(cursor, bytes) and isinstance(names, list):
+            return cursor, [name for name in names if isinstance(name, bytes)]
+    raise ProtocolError("the server's answer to SCAN is none")
