@@ -289,7 +289,8 @@ class Policy(ABC):
         """Runs worth promoting before they are asked for, most useful first.
 
         Called after ``on_request``. What ``request`` itself hits is promoted
-        without being named here.
+        without being named here. A driver may take the head of a run only, or not
+        ask at all, where its user bounds prefetching; so for ``anticipate``.
         """
         return ()
 

@@ -27,6 +27,7 @@ from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from kvtiers.policies import ChunkId, Policy, PolicyRequest, Run, TierInfo
+from kvtiers.tiers.ahead import Ahead
 from kvtiers.tiers.base import ChunkKey, Namespace, ReadOutcome, Tier, Usage, WriteOutcome
 from kvtiers.tiers.breaker import Breaker, BreakerState
 from kvtiers.tiers.copies import EngineCopies
@@ -72,6 +73,8 @@ class Hierarchy:
             ("gpu"): name -> a function that says how full it is.
         clock: seconds, monotonic.
         make_workers: builds the threads of a tier (default: ``ThreadWorkers``).
+        window: per group, how many chunks of a prefix are promoted before the engine
+            considers the request, or of a run that the policy names; None is no bound.
 
     """
 
@@ -85,6 +88,7 @@ class Hierarchy:
         observed: Mapping[str, Callable[[], Usage]] | None = None,
         clock: Callable[[], float] = time.monotonic,
         make_workers: MakeWorkers | None = None,
+        window: Mapping[int, int] | None = None,
     ) -> None:
         self._clock = clock
         self._observed = dict(observed or {})
@@ -112,6 +116,7 @@ class Hierarchy:
         self._promotion = Promotion(self._residency, self._eviction, patience)
         self._copies = EngineCopies(self._residency, self._eviction)
         self._requests: dict[str, RequestState] = {}
+        self._ahead = Ahead(self._residency, self._promotion, self.policy, window)
         self._chores_due = 0.0
         for tier in self._lower:
             self._eviction.scan(tier)
@@ -181,8 +186,7 @@ class Hierarchy:
             self._residency.learn(run)
         self._ask(request, [key for run in ask for key in run.chunks])
         self._plan(request)
-        for run in self.policy.prefetch(facts):
-            self._promotion.prefetch(run)
+        self._ahead.prefetch(facts)
 
     def waits(self, request_id: str) -> bool:
         """Whether some of the request's chunks are still to be found or read.
@@ -196,6 +200,7 @@ class Hierarchy:
         request = self._requests.get(request_id)
         if request is None or request.expired:
             return False
+        self._consider(request)
         if not (request.unanswered or request.awaited or self._promotion.wanted_by(request)):
             return False
         if self._out_of_time(request):
@@ -214,6 +219,7 @@ class Hierarchy:
             return Lookup.HIT if ready else Lookup.MISS
         if request.no_loads:
             return Lookup.MISS
+        self._consider(request)
         if ready:
             # Should others of its prefix have to be read, it is held with them.
             request.wanted[key] = None
@@ -264,6 +270,7 @@ class Hierarchy:
             self._account(request, run.tail(held), loaded)
         request.start()
         self._promotion.dismiss(request)
+        self._ahead.forget(request)
         self.policy.on_start(request.facts)
 
     def _account(self, request: RequestState, run: Run, loaded: Container[ChunkId]) -> None:
@@ -323,6 +330,7 @@ class Hierarchy:
         request = self._requests.pop(request_id, None)
         if request is not None:
             self._promotion.dismiss(request)
+            self._ahead.forget(request)
             self.policy.on_finish(request.facts)
 
     # Questions outside of a prompt's way through ----------------------------
@@ -388,6 +396,10 @@ class Hierarchy:
         """
         self._eviction.remove(keys)
 
+    def removing(self) -> bool:
+        """Whether some tier has not yet removed what it was told to."""
+        return any(op.kind is OpKind.REMOVE for tier in self._lower for op in tier.ops)
+
     def slots_of_stores(self, keys: Iterable[bytes]) -> list[int]:
         """Slots of stores under way."""
         return self._copies.slots_of_stores(keys)
@@ -414,8 +426,7 @@ class Hierarchy:
             self._eviction.expire()
             for tier in self._lower:
                 self._eviction.look_around(tier)
-            for run in self.policy.anticipate():
-                self._promotion.prefetch(run)
+            self._ahead.anticipate()
 
     def behind(self) -> bool:
         """Whether a scan has found more than was taken in: then ``tick`` again soon."""
@@ -564,10 +575,21 @@ class Hierarchy:
             if chunk is None or self._residency.is_nowhere(chunk):
                 break
             leading.append(chunk)
-        if any(chunk.state is not State.READY for chunk in leading):
+        if not request.considered and self._ahead.bounded:
+            self._ahead.promote(request, len(leading))
+        elif any(chunk.state is not State.READY for chunk in leading):
             # All of it, so that what is there already is held for the rest.
             for chunk in leading:
                 self._promotion.want(request, chunk.key)
+
+    def _consider(self, request: RequestState) -> None:
+        """The engine looks at the request: from now on all of it may be promoted, and held."""
+        if request.considered:
+            return
+        request.considered = True
+        if self._ahead.bounded:
+            self._ahead.forget(request)
+            self._plan(request)
 
     def _out_of_time(self, request: RequestState) -> bool:
         now = self._clock()

@@ -30,6 +30,8 @@ class RequestState:
         facts: what the policy knows of it.
         windowed: groups that need only the last chunks of a prefix.
         beyond_gpu: what of its runs the GPU did not hold when it arrived.
+        considered: the engine has looked at it. Until then what is promoted for it is
+            bounded by the prefetch window, and not held.
         deadline: when waiting ends, set by the first answer that was not final.
         expired: the deadline has passed; every chunk not in the arena is a miss.
         unanswered: key -> lower tiers that still owe an answer.
@@ -51,6 +53,7 @@ class RequestState:
     facts: PolicyRequest
     windowed: frozenset[int] = frozenset()
     beyond_gpu: tuple[Run, ...] = ()
+    considered: bool = False
     deadline: float | None = None
     expired: bool = False
     unanswered: dict[bytes, int] = field(default_factory=dict)

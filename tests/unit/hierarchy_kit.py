@@ -208,6 +208,7 @@ class Stack:
         slots: int,
         lower: Mapping[str, Tier] | None = None,
         policy: type[Policy] = LruPolicy,
+        window: Mapping[int, int] | None = None,
     ) -> None:
         self.clock = Clock()
         self.workers: dict[str, ManualWorkers] = {}
@@ -226,6 +227,7 @@ class Stack:
             FIRST,
             clock=self.clock,
             make_workers=make_workers,
+            window=window,
         )
 
     def settle(self) -> None:

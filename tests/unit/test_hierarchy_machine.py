@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import hierarchy_kit as kit
 import hypothesis.strategies as st
@@ -68,6 +68,7 @@ class Machine(RuleBasedStateMachine):
     """See the module's text. Subclasses say which tiers there are."""
 
     policy: type[Policy] = LruPolicy
+    window: ClassVar[Mapping[int, int] | None] = None
 
     def tiers(self, folder: Path) -> Mapping[str, Tier]:
         raise NotImplementedError
@@ -75,7 +76,7 @@ class Machine(RuleBasedStateMachine):
     @initialize()
     def build(self) -> None:
         self.folder = tempfile.TemporaryDirectory()
-        self.stack = kit.Stack(SLOTS, self.tiers(Path(self.folder.name)), self.policy)
+        self.stack = kit.Stack(SLOTS, self.tiers(Path(self.folder.name)), self.policy, self.window)
         self.h = self.stack.h
         self.cpu = self.stack.cpu
         self.clock = self.stack.clock
@@ -523,6 +524,10 @@ class Machine(RuleBasedStateMachine):
         promotion = self.h._promotion
         assert set(promotion._wanting) <= set(self.h._requests)
         assert set(promotion._holding) <= set(self.h._requests)
+        taken = self.h._ahead._taken
+        assert sum(taken.values()) <= SLOTS // 2
+        for name in taken:
+            assert not self.h._requests[name].considered, "its turn has come"
         for name, request in self.h._requests.items():
             for k in request.awaited:
                 chunk = self.h._residency.directory.get(k)
@@ -560,7 +565,7 @@ class Machine(RuleBasedStateMachine):
         self.holds()
         promotion = self.h._promotion
         left = (promotion._wanting, promotion._waiters, promotion._holding, self.h._requests)
-        assert not any(left)
+        assert not any((*left, self.h._ahead._taken))
         assert not self.h._copies._storing
         assert not self.h._copies._loading
         assert self.h.pinned() == 0
@@ -588,6 +593,12 @@ class OneDict(Machine):
     def tiers(self, folder: Path) -> Mapping[str, Tier]:
         runs = [chain(path, DEPTH, group) for path in ("aa", "ba") for group in (0, 1)]
         return {"dict": filled(kit.DictTier(), *runs)}
+
+
+class Window(OneDict):
+    """Requests that wait are promoted in part, and hold nothing, before they are looked at."""
+
+    window: ClassVar[Mapping[int, int] | None] = {0: 2, 1: 1}
 
 
 class FullDict(Machine):
@@ -643,6 +654,7 @@ def suite(machine: type[Machine], share: float = 1.0) -> Any:
 
 TestNoLowerTier = suite(NoLowerTier, 0.5)
 TestOneDict = suite(OneDict)
+TestWindow = suite(Window)
 TestFullDict = suite(FullDict)
 TestDemoting = suite(Demoting)
 TestFiles = suite(Files, 0.5)
