@@ -8,6 +8,7 @@ depends on the serving machine or the model is asked for later, with
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -28,6 +29,8 @@ from kvtiers.connector.config_sources import EXTRA, Layers, Source, gather
 from kvtiers.connector.config_specs import PolicySpec, TierSpec
 from kvtiers.tiers import TierConfig
 from pydantic import ValidationError
+
+logger = logging.getLogger(__name__)
 
 _DEFAULTS = Source("default", {"tiers": ["cpu", "fs"], "policy": "lru"})
 
@@ -103,6 +106,13 @@ class Loaded:
     warnings: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     lmcache: tuple[Use, ...] = ()
+
+    def log(self) -> None:
+        """Tell the operator what is odd or worth knowing about it."""
+        for text in self.warnings:
+            logger.warning("kvtiers: %s", text)
+        for text in self.notes:
+            logger.info("kvtiers: %s", text)
 
 
 def load(
@@ -195,6 +205,27 @@ def resolve_blocks_per_chunk(config: Config, block_tokens: Sequence[int]) -> int
             ]
         )
     return blocks
+
+
+def check_max_tokens(config: Config, chunk_tokens: int) -> None:
+    """Refuse a ``max_tokens`` with which no prefix could ever be hit.
+
+    Args:
+        config: the configuration.
+        chunk_tokens: tokens of the largest chunk of the model's KV-cache groups.
+
+    Raises:
+        ConfigError: it is below one chunk.
+
+    """
+    if config.max_tokens is not None and config.max_tokens < chunk_tokens:
+        raise ConfigError(
+            [
+                f"max_tokens is {config.max_tokens}, which is below one chunk of {chunk_tokens} "
+                "tokens, so nothing would ever be stored. Set it to at least that, make chunks "
+                "smaller with blocks_per_chunk, or leave it out for no limit."
+            ]
+        )
 
 
 def _settings(layers: Layers) -> tuple[Settings | None, list[str]]:

@@ -17,7 +17,12 @@ from typing import Any
 from kvtiers.connector import compat
 from kvtiers.connector.adapter_loads import LoadedAdapters, watch_loads
 from kvtiers.connector.adapters import AdapterBook, Contents
-from kvtiers.connector.config import Loaded, load, resolve_blocks_per_chunk
+from kvtiers.connector.config import (
+    Loaded,
+    check_max_tokens,
+    load,
+    resolve_blocks_per_chunk,
+)
 from kvtiers.connector.config_errors import ConfigError
 from kvtiers.connector.manager import Adapter, RequestKeys, TieredOffloadingManager
 from kvtiers.connector.spec import CONTEXT, Context, TieredOffloadingSpec
@@ -210,6 +215,7 @@ class TieredKVConnector(OffloadingConnector):  # type: ignore[misc]  # vLLM is u
         admit it again with a load. vLLM 0.32 takes that load for an older store that
         must be flushed for the preemption, and ends the engine over it.
         """
+        self._offer_again()
         preempted = scheduler_output.preempted_req_ids or ()
         reloading = {job.req_id for job in self.scheduler._current_batch_load_jobs.values()}  # noqa: SLF001 - in the contract
         if reloading.isdisjoint(preempted):
@@ -217,6 +223,19 @@ class TieredKVConnector(OffloadingConnector):  # type: ignore[misc]  # vLLM is u
         rest = set(preempted) - reloading
         changed = dataclasses.replace(scheduler_output, preempted_req_ids=rest)
         return super().build_connector_meta(changed)
+
+    def _offer_again(self) -> None:
+        """Have vLLM offer what was turned away before the GPU's cache was full enough.
+
+        Full attention only: blocks that a window has left behind belong to others by
+        now, and vLLM looks for that only beyond what it has offered.
+        """
+        for request_id in self._manager.take_offers():
+            status = self.scheduler._req_status.get(request_id)  # noqa: SLF001 - in the contract
+            groups = self.scheduler.config.kv_group_configs
+            for group, state in zip(groups, status.group_states if status else (), strict=False):
+                if group.sliding_window_size_in_chunks is None:
+                    state.next_stored_chunk_idx = 0
 
     def request_finished_all_groups(
         self, request: Any, block_ids: tuple[list[int], ...]
@@ -432,6 +451,7 @@ def _with_own_extra(vllm_config: Any, kv_cache_config: Any, loaded: Loaded) -> A
     plain = build_offloading_config(_with_extra(vllm_config, extra), kv_cache_config)
     tokens = [group.tokens_per_block for group in plain.groups]
     extra["blocks_per_chunk"] = resolve_blocks_per_chunk(settings, tokens)
+    check_max_tokens(settings, max(tokens) * extra["blocks_per_chunk"])
     return _with_extra(vllm_config, extra)
 
 

@@ -134,7 +134,7 @@ ENTRIES: tuple[Entry, ...] = (
     Class(
         _OFF_SCHED,
         "RequestGroupState",
-        "what a request recomputes after a failed load is stored",
+        "what is recomputed after a failed load is stored; what was turned away is offered again",
         fields="offload_keys next_stored_chunk_idx",
     ),
     Class(

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from kvtiers.connector import metrics
 from kvtiers.connector.adapters import Contents
 from kvtiers.connector.stack import build_hierarchy
+from kvtiers.connector.store_gate import StoreGate
 from kvtiers.connector.transfer import ArenaSpec, WorkerReport
 from kvtiers.policies import PolicyRequest, Run
 from kvtiers.tiers import Namespace, Usage
@@ -127,6 +128,8 @@ class TieredOffloadingManager(OffloadingManager):  # type: ignore[misc]  # vLLM 
         self._context = context
         self._groups = tuple(group.group_id for group in config.groups)
         self._hierarchy: Hierarchy | None = None
+        settings = context.loaded.config
+        self._gate = StoreGate(settings.offload_threshold, settings.max_tokens)
         self._facts: dict[str, PolicyRequest] = {}
         # Requests whose next admission has not been counted yet.
         self._looked: set[str] = set()
@@ -141,6 +144,7 @@ class TieredOffloadingManager(OffloadingManager):  # type: ignore[misc]  # vLLM 
 
         """
         self._hierarchy = build_hierarchy(self._config, self._context, report, gpu_usage)
+        self._gate.watch(gpu_usage)
 
     @property
     def hierarchy(self) -> Hierarchy:
@@ -156,7 +160,7 @@ class TieredOffloadingManager(OffloadingManager):  # type: ignore[misc]  # vLLM 
 
     def on_new_request(self, req_context: ReqContext) -> RequestOffloadingContext:  # noqa: ARG002
         """VLLM calls it before it has keys: ``begin`` does the work."""
-        return RequestOffloadingContext()
+        return self._gate.context()
 
     def begin(
         self, req_context: ReqContext, facts: PolicyRequest, gpu_chunks: Mapping[int, int]
@@ -208,6 +212,7 @@ class TieredOffloadingManager(OffloadingManager):  # type: ignore[misc]  # vLLM 
         """No more loads or stores will be submitted for it; some may be under way."""
         self._facts.pop(req_context.req_id, None)
         self._looked.discard(req_context.req_id)
+        self._gate.forget(req_context.req_id)
         self.hierarchy.end(req_context.req_id)
 
     # Loads ------------------------------------------------------------------
@@ -248,7 +253,8 @@ class TieredOffloadingManager(OffloadingManager):  # type: ignore[misc]  # vLLM 
         Never None: vLLM would ask, and warn, again every step.
         """
         known = _keys_of(req_context)
-        runs = tuple(self._runs(keys, req_context)) if known.stores else ()
+        wanted = self._gate.let_through(keys, req_context) if known.stores else ()
+        runs = tuple(self._runs(wanted, req_context))
         taken = self.hierarchy.reserve(req_context.req_id, runs)
         accepted = [known.outer(key) for key, _ in taken]
         spec = ArenaSpec([slot for _, slot in taken], self._group_counts(accepted))
@@ -263,6 +269,10 @@ class TieredOffloadingManager(OffloadingManager):  # type: ignore[misc]  # vLLM 
         """The chunks are in the arena: readable, unless a worker said otherwise before."""
         known = _keys_of(req_context)
         self.hierarchy.stored([known.inner(key) for key in keys], success)
+
+    def take_offers(self) -> set[str]:
+        """Requests whose chunks should be offered anew, from the first on."""
+        return self._gate.take_offers()
 
     def distrust_store(
         self, keys: Iterable[OffloadKey], req_context: ReqContext, slots: Sequence[int]
