@@ -18,7 +18,7 @@ from kvtiers.connector.config_errors import ConfigError, did_you_mean
 from kvtiers.connector.config_lmcache_translator import Translator
 from kvtiers.connector.config_lmcache_values import Use, Word
 from kvtiers.connector.config_settings import Settings
-from kvtiers.connector.config_sources import Layers, Source, enclosing, read_file
+from kvtiers.connector.config_sources import EXTRA, Layers, Source, enclosing, read_file
 from kvtiers.connector.config_text import check
 
 _FILE = "LMCACHE_CONFIG_FILE"
@@ -123,14 +123,15 @@ def _name(key: str) -> str:
 def _own_words(owners: Mapping[str, Source]) -> tuple[Words, list[str]]:
     words: Words = {}
     problems: list[str] = []
-    for key, source in owners.items():
-        if not _is_word(key):
-            continue
+    # What beats the file comes last.
+    for key in sorted(filter(_is_word, owners), key=lambda key: owners[key].label == EXTRA):
+        source = owners[key]
         word = Word(_name(key), key, source.values[key], source.origin(key), source.folder)
-        other = words.setdefault(word.name, word)
+        other = words.get(word.name)
+        words[word.name] = word
         if not lmcache.is_known(word.name):
             problems.append(_unknown_dotted(word))
-        elif other is not word:
+        elif other is not None and owners[other.key] is source:
             problems.append(
                 f"{key} (from {word.origin}) and {other.key} (from {other.origin}) are the same "
                 "word of LMCache's. Keep one of them."

@@ -37,12 +37,23 @@ _REDIS_SCHEMES: Mapping[str, str] = {
     "resp": "redis",
     "valkey": "redis",
 }
+# What LMCache takes for a word that is not there.
+_NOT_SET: tuple[object, ...] = (None, "", [])
 # Words with a counterpart in what another word sets -> what is said where none does.
 _NOT_WITHOUT: Mapping[str, str] = {
     "blocking_timeout_secs": "it bounds loads from a remote backend, and there is none",
 }
 _NO_OPTION = "an option of LMCache's own storage"
 _DEFAULT_REDIS = "redis://localhost:6379"
+# By scheme: keys in extra_config -> options of the redis tier.
+_REDIS_OPTIONS: Mapping[str, Mapping[str, tuple[str, Reader]]] = {
+    "resp": {"username": ("username", kinds.TEXT), "password": ("password", kinds.TEXT)},
+    "valkey": {
+        "valkey_username": ("username", kinds.TEXT),
+        "valkey_password": ("password", kinds.TEXT),
+        "valkey_database": ("database", kinds.WHOLE),
+    },
+}
 # LMCache names a bucket by its host.
 _BUCKET_HOST = re.compile(r"(?P<bucket>[^/]+)\.s3[.-][a-z0-9-]+\.amazonaws\.com/?")
 
@@ -67,11 +78,11 @@ class Translator:
         self.places: dict[str, str] = {}
         self.uses: list[Use] = []
         self.problems: list[str] = []
-        # None is LMCache's value for a word that is not set.
-        self._words = {name: word for name, word in words.items() if word.value is not None}
+        self._words = {name: word for name, word in words.items() if word.value not in _NOT_SET}
         disk = self._words.get("local_disk")
         self.folder = Path.cwd() if disk is None else disk.folder
         self._extra: dict[str, Any] = self._read("extra_config", kinds.OPTIONS) or {}
+        self._timeout: int | None = self._read("blocking_timeout_secs", kinds.WHOLE)
         self._settings()
         if any(name in self._words for name in _STORAGE):
             self._tiers()
@@ -144,8 +155,7 @@ class Translator:
     def _remote(self, word: Word, url: str) -> None:
         scheme, _, rest = url.partition("://")
         if scheme in _REDIS_SCHEMES:
-            self._add_tier("redis", word)
-            self._option("url", f"{_REDIS_SCHEMES[scheme]}://{rest}", word.name)
+            self._redis(word, scheme, rest)
         elif scheme == "fs":
             self._add_tier("fs", word)
             # Before the path stands a host, which LMCache demands and ignores.
@@ -163,8 +173,16 @@ class Translator:
             wanted = f"it must be a URL that starts with {'://, '.join(known)}://.{guess}"
             self._refuse(word, wanted)
             return
-        if timeout := self._read("blocking_timeout_secs", kinds.WHOLE):
-            self._option("deadline", float(timeout), "blocking_timeout_secs")
+        if self._timeout is not None:
+            self._option("deadline", float(self._timeout), "blocking_timeout_secs")
+
+    def _redis(self, word: Word, scheme: str, rest: str) -> None:
+        options = _REDIS_OPTIONS.get(scheme, {})
+        tls = scheme == "valkey" and self._extra.pop("tls_enable", False)
+        self._add_tier("redis", word)
+        self._option("url", f"{'rediss' if tls else _REDIS_SCHEMES[scheme]}://{rest}", word.name)
+        for inner, (key, kind) in options.items():
+            self._extra_option(inner, key, kind)
 
     # Values -----------------------------------------------------------------
 
@@ -208,7 +226,8 @@ class Translator:
             self._option(key, kind.read(value), "extra_config", inner)
         except (ValueError, TypeError):
             word = self._words["extra_config"]
-            where = f"{word.key}.{inner} is {value!r} (from {word.origin})"
+            shown = "" if "password" in inner else f" is {value!r}"
+            where = f"{word.key}.{inner}{shown} (from {word.origin})"
             self.problems.append(f"{where}: {kind.wanted}.")
 
     def _set(self, key: str, value: object, name: str) -> None:

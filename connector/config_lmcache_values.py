@@ -124,7 +124,7 @@ def _names(value: object) -> list[str]:
 
 def _folders(value: object) -> list[str]:
     folders = [part.removeprefix(_FILE_URL) for part in _names(value)]
-    return folders if all("://" not in folder for folder in folders) else _refuse()
+    return folders if all(part and "://" not in part for part in folders) else _refuse()
 
 
 def _options(value: object) -> dict[str, Any]:

@@ -62,8 +62,9 @@ COUNTERPARTS: Mapping[str, Counterpart] = {
     "save_decode_cache": Counterpart(("offload_prompt_only",), "its opposite"),
     "extra_config": Counterpart(
         ("fs.direct", "fs.threads", *_REMOTE),
-        "use_odirect and disk_io_threads of the disk, redis_url, fs_base_path, "
-        "fs_connector_use_odirect and remote_storage_plugin.*; the rest has no counterpart",
+        "use_odirect and disk_io_threads of the disk; redis_url, fs_base_path and "
+        "remote_storage_plugin.* of plugins; fs_connector_use_odirect; user, password, database "
+        "and TLS of resp:// and valkey://; nothing else has a counterpart",
     ),
 }
 
@@ -237,11 +238,13 @@ REMOTE_SCHEMES: Mapping[str, str] = {
     "lm": "LMCache's own server keeps KV in its memory; a redis tier is shared in the same way",
     "redis-sentinel": "the redis tier takes one server, and no Sentinel",
     "redis-cluster": "the redis tier takes one server, and no cluster",
+    "s3": "only s3://BUCKET.s3.REGION.amazonaws.com names a bucket; see the fs tier's 'path'",
     "plugin": "no such plugin here, or no URL or folder for it in extra_config",
     **dict.fromkeys(
         (
             "audit",
             "azure",
+            "bigtable",
             "blackhole",
             "eic",
             "external",
@@ -261,15 +264,9 @@ _ENCODER = "ec_"
 _NO_ENCODER = "the outputs of encoders are not kept, only KV"
 
 EXTRA_JOBS: Mapping[str, str] = {
-    **dict.fromkeys(
-        ("username", "password", "valkey_username", "valkey_password"),
-        "write user and password into the URL",
-    ),
-    "tls_enable": "write rediss:// for TLS",
-    "valkey_database": "write the database into the URL, as in redis://host:6379/2",
-    **dict.fromkeys(
-        ("valkey_enable_ttl", "valkey_ttl_sec"), "give the tier a TTL in 'tiers' if it needs one"
-    ),
+    "valkey_mode": "the redis tier takes one server, and no cluster",
+    **dict.fromkeys(("valkey_enable_ttl", "valkey_ttl_sec"), "see the redis tier's 'ttl'"),
+    "save_only_first_rank": "the engine's workers share one cpu tier",
 }
 """Keys in ``extra_config`` without a counterpart -> what does the job, where something does."""
 

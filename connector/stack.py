@@ -46,18 +46,39 @@ def build_hierarchy(
         ConfigError, TierConfigError: a tier that the user asked for can't work.
 
     """
+    context.loaded.log()
     arena = Arena.attach(report.arena)
     chunk_bytes = arena.slot_bytes
     capacity = CpuTier.Config(capacity=arena.nbytes)
     cpu = CpuTier(capacity, chunk_bytes, arena, Populator(arena))
     namespace, private = _namespace(offloading, context, report)
     lower: dict[str, Tier] = {}
+    away: dict[str, str] = {}
     for index, spec in enumerate(context.loaded.config.tiers[1:], start=1):
-        tier = _build_tier(context, index, spec, chunk_bytes, private)
+        tier = _build_tier(context, index, spec, chunk_bytes, private, away)
         if tier is not None:
             lower[spec.name] = tier
     _log(offloading, context, report, {"cpu": cpu, **lower}, namespace)
-    return Hierarchy(cpu, lower, _policy_maker(context), namespace, observed={GPU: gpu_usage})
+    return Hierarchy(
+        cpu,
+        lower,
+        _policy_maker(context),
+        namespace,
+        observed={GPU: gpu_usage},
+        window=_window(offloading, context.loaded.config.prefetch_window),
+        away=away,
+    )
+
+
+def _window(offloading: OffloadingConfig, tokens: int | None) -> Mapping[int, int] | None:
+    """The prefetch window in chunks of each group; a part of a chunk is a chunk."""
+    if tokens is None:
+        return None
+    blocks = offloading.cache.blocks_per_chunk
+    return {
+        group.group_id: -(-tokens // (group.tokens_per_block * blocks))
+        for group in offloading.groups
+    }
 
 
 def _namespace(
@@ -81,21 +102,33 @@ def _namespace(
 
 
 def _build_tier(
-    context: Context, index: int, spec: TierSpec, chunk_bytes: int, private: str | None
+    context: Context,
+    index: int,
+    spec: TierSpec,
+    chunk_bytes: int,
+    private: str | None,
+    away: dict[str, str],
 ) -> Tier | None:
-    """One lower tier. One that nobody asked for is left out where it can't work."""
+    """One lower tier. One that nobody asked for is left out where it can't work.
+
+    Why one does not answer now goes into ``away``, by its name.
+    """
     loaded = context.loaded
     by_default = loaded.origins.get(f"tiers[{index}].type") == "default"
     cls = spec.tier_class()
     try:
         if private is not None and (cls.shared or cls.persistent):
             raise ConfigError([_must_stay_private(index, spec, private)])
-        return cls(spec.with_bytes(f"tiers[{index}]", chunk_bytes), chunk_bytes)
+        tier = cls(spec.with_bytes(f"tiers[{index}]", chunk_bytes), chunk_bytes)
+        why_away = tier.probe()
     except (ConfigError, TierConfigError) as error:
         if not by_default:
             raise
         logger.warning("kvtiers runs without its default %s tier: %s", spec.name, error)
         return None
+    if why_away is not None:
+        away[spec.name] = why_away
+    return tier
 
 
 def _must_stay_private(index: int, spec: TierSpec, private: str) -> str:
@@ -137,6 +170,6 @@ def _log(
 
 def _described(name: str, tier: Tier) -> str:
     limit = tier.usage().limit
-    path = getattr(tier.config, "path", None)
+    path = getattr(tier.config, "path", None) or getattr(tier.config, "url", None)
     size = "without bound" if limit is None else format_bytes(limit)
     return f"{name} {size}" + (f" in {path}" if path is not None else "")
