@@ -55,6 +55,11 @@ class Breaker:
         self._open_until = 0.0
         self.state = BreakerState.CLOSED
 
+    def trip(self) -> None:
+        """Open it without a call: it is known already that one would fail."""
+        self.state = BreakerState.OPEN
+        self._open_until = self._clock() + self._cooldown
+
     def allows(self) -> bool:
         """Whether a call may be made now; in half-open state only one may."""
         if self.state is BreakerState.CLOSED:

@@ -111,8 +111,13 @@ class Eviction:
             self.scan(tier)
 
     def look_around(self, tier: LowerTier) -> None:
-        """Others store in a shared tier too, and the bound is for all of it together."""
-        if tier.tier.shared and tier.capacity is not None and tier.wrote and self._may_scan(tier):
+        """Look what a tier holds that was away, or that others store in too.
+
+        The bound of a shared tier is for all of it together. One that was away may have
+        come back empty, or with what nobody has seen yet.
+        """
+        others = tier.tier.shared and tier.capacity is not None and tier.wrote
+        if (others or tier.unseen) and tier.breaker.closed() and self._may_scan(tier):
             self.scan(tier)
 
     def _may_scan(self, tier: LowerTier) -> bool:
@@ -158,5 +163,5 @@ class Eviction:
     def scan(self, tier: LowerTier) -> None:
         """Find out, in the background, what the tier holds."""
         tier.scanned_at = self._residency.clock()
-        tier.scanning, tier.stale, tier.wrote = True, False, False
+        tier.scanning, tier.unseen, tier.stale, tier.wrote = True, False, False, False
         tier.submit(Op(OpKind.SCAN, epoch=self._residency.epoch))

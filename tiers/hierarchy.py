@@ -75,6 +75,8 @@ class Hierarchy:
         make_workers: builds the threads of a tier (default: ``ThreadWorkers``).
         window: per group, how many chunks of a prefix are promoted before the engine
             considers the request, or of a run that the policy names; None is no bound.
+        away: lower tiers that do not answer now, by name, and why: they are left alone,
+            and asked again by themselves.
 
     """
 
@@ -89,6 +91,7 @@ class Hierarchy:
         clock: Callable[[], float] = time.monotonic,
         make_workers: MakeWorkers | None = None,
         window: Mapping[int, int] | None = None,
+        away: Mapping[str, str] | None = None,
     ) -> None:
         self._clock = clock
         self._observed = dict(observed or {})
@@ -119,7 +122,7 @@ class Hierarchy:
         self._ahead = Ahead(self._residency, self._promotion, self.policy, window)
         self._chores_due = 0.0
         for tier in self._lower:
-            self._eviction.scan(tier)
+            self._begin(tier, (away or {}).get(tier.name))
 
     def _make_lower(
         self, cpu: CpuTier, tiers: Mapping[str, Tier], make_workers: MakeWorkers
@@ -146,6 +149,18 @@ class Hierarchy:
                 )
             )
         return made
+
+    def _begin(self, tier: LowerTier, why_away: str | None) -> None:
+        if why_away is None:
+            self._eviction.scan(tier)
+            return
+        tier.breaker.trip()
+        tier.unseen = True
+        logger.warning(
+            "The %s tier is left alone for now and probed again by itself: %s",
+            tier.name,
+            why_away,
+        )
 
     def _thread_workers(
         self, tier: Tier, done: Callable[[Op], None], threads: int
@@ -452,6 +467,7 @@ class Hierarchy:
             tier.stale |= op.removed < len(op.keys)
         elif op.kind is OpKind.SCAN and (op.usage is not None or op.error is not None):
             tier.scanning, tier.scan_seconds = False, op.seconds
+            tier.unseen |= op.error is not None
         if op.kind is not OpKind.CONTAINS:
             self._eviction.enforce(tier)
         if op.kind in (OpKind.WRITE, OpKind.REMOVE):
@@ -474,16 +490,24 @@ class Hierarchy:
         failures = op.reads.count(ReadOutcome.FAILED) + op.writes.count(WriteOutcome.FAILED)
         if op.error is not None or failures:
             tier.counts["failures"] += max(1, failures)
-            self._failed(tier, op.kind)
+            if op.kind is not OpKind.SCAN:
+                # Nobody waits for a scan: it is tried again, and says nothing of the rest.
+                self._failed(tier, op.kind)
         elif self._clock() >= op.deadline and not op.given_up:
             # Right, but too late: between two steps nobody looked at the clock.
             tier.counts["timeouts"] += 1
             self._failed(tier, op.kind)
         elif not op.given_up and op.kind is not OpKind.SCAN:
-            tier.breaker.success(op.kind)
+            self._answers(tier, op.kind)
             speed = {OpKind.READ: tier.reads, OpKind.WRITE: tier.writes}.get(op.kind)
             if speed is not None:
                 speed.observe(len(op.keys) * self.chunk_bytes, op.seconds)
+
+    def _answers(self, tier: LowerTier, kind: OpKind) -> None:
+        if not tier.breaker.closed():
+            tier.unseen = True
+            logger.info("The %s tier answers (again), and is used.", tier.name)
+        tier.breaker.success(kind)
 
     def _failed(self, tier: LowerTier, kind: OpKind) -> None:
         if tier.breaker.failure(kind):

@@ -62,6 +62,7 @@ class LowerTier:
         refused: bytes it had no room for since the last eviction, below its bound or
             not: others may fill the same disk.
         stale: somebody else removes chunks: what is known of it is not so any more.
+        unseen: what it holds was never looked through, or not since it was away.
         scanning: what it holds is being looked through.
         scanned_at: when that last began.
         scan_seconds: how long it took.
@@ -91,8 +92,9 @@ class LowerTier:
     removing: bool = False
     refused: int = 0
     stale: bool = False
+    unseen: bool = False
     scanning: bool = False
-    scanned_at: float = 0.0
+    scanned_at: float = float("-inf")
     scan_seconds: float = 0.0
     wrote: bool = False
     reading: Counter[bytes] = field(default_factory=Counter)

@@ -209,6 +209,7 @@ class Stack:
         lower: Mapping[str, Tier] | None = None,
         policy: type[Policy] = LruPolicy,
         window: Mapping[int, int] | None = None,
+        away: Mapping[str, str] | None = None,
     ) -> None:
         self.clock = Clock()
         self.workers: dict[str, ManualWorkers] = {}
@@ -228,6 +229,7 @@ class Stack:
             clock=self.clock,
             make_workers=make_workers,
             window=window,
+            away=away,
         )
 
     def settle(self) -> None:
