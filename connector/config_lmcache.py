@@ -149,11 +149,13 @@ def _unknown_dotted(word: Word) -> str:
 
 def _conflicts(translator: Translator, owners: Mapping[str, Source]) -> Iterable[str]:
     """A paragraph for each of kvtiers' keys that LMCache's words set too."""
-    for key in _SAYS:
-        for word in translator.words_for(key) if key in owners else ():
+    for key, what in _SAYS.items():
+        words = translator.words_for(key) if key in owners else []
+        if words:
+            named = ", ".join(f"{word.key} (from {word.origin})" for word in words)
             yield (
-                f"{word.key} (from {word.origin}) is LMCache's word for {_SAYS[key]}, and {key} "
-                f"(from {owners[key].origin(key)}) says that too. Keep one of them."
+                f"{named} {'says' if len(words) == 1 else 'say'} {what} in LMCache's words, and "
+                f"{key} (from {owners[key].origin(key)}) says it too. Keep the one or the other."
             )
 
 

@@ -445,8 +445,9 @@ def test_whatever_stands_there_is_a_configuration_or_a_clear_error(extra):
     [
         (
             {"tiers": ["cpu"], "max_local_cpu_size": 5},
-            "max_local_cpu_size (from kv_connector_extra_config) is LMCache's word for where KV "
-            "lies, and tiers (from kv_connector_extra_config) says that too. Keep one of them.",
+            "max_local_cpu_size (from kv_connector_extra_config) says where KV lies in LMCache's "
+            "words, and tiers (from kv_connector_extra_config) says it too. Keep the one or the "
+            "other.",
         ),
         ({"policy": "lru", "cache_policy": "LRU"}, "cache_policy (from"),
         ({"offload_prompt_only": True, "save_decode_cache": False}, "save_decode_cache (from"),
@@ -462,7 +463,7 @@ def test_who_overrides_a_file_in_lmcaches_words_does_it_in_lmcaches_words(lmcach
     file = lmcache_file("max_local_cpu_size: 5\nlocal_disk: /d\nmax_local_disk_size: 1\n")
     loaded = load({"config": file, "lmcache.max_local_cpu_size": 7}, {})
     found = problem({"config": file, "max_local_disk_size": 1, "tiers": ["cpu"]})
-    assert found.startswith("max_local_cpu_size (from file")
+    assert f"(from {EXTRA}) say where KV lies in LMCache's words, and tiers (from" in found
     assert [entry["capacity"] for entry in entries(loaded)] == [7 * GIB, GIB]
 
 
