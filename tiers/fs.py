@@ -36,7 +36,7 @@ from kvtiers.tiers.fs_layout import (
     sizes_of_files,
 )
 from kvtiers.tiers.fs_ledger import Ledger
-from kvtiers.tiers.fs_namespace import NamespaceBook
+from kvtiers.tiers.fs_namespace import LocalFacts, NamespaceBook
 from kvtiers.tiers.fs_quarantine import Stuck, set_aside
 from kvtiers.tiers.fs_root import (
     check_block_size,
@@ -175,7 +175,7 @@ class FsTier(Tier):
         prepare_root(config.path, self._layout.base, self._file_bytes)
         self._direct = choose_direct(config.direct, self._layout.base)
         self._ledger = Ledger(config.capacity)
-        self._namespaces = NamespaceBook(self._layout)
+        self._namespaces = NamespaceBook(LocalFacts(self._layout))
         self._stuck = Stuck()
         self._scratch = threading.local()
         self._logged: set[object] = set()

@@ -18,16 +18,15 @@ import os
 import stat
 import threading
 from collections.abc import Mapping
-from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from kvtiers.tiers.base import Namespace
 from kvtiers.tiers.fs_layout import Layout, private_folder, refuse_link
 
 logger = logging.getLogger(__name__)
 
-# Real ones take a few KiB.
-_MOST_BYTES = 1 << 20
+MOST_BYTES = 1 << 20
+"""Of a file of facts that is read. Real ones take a few KiB."""
 
 
 def explain_mismatch(stored: Mapping[str, Any], current: Mapping[str, Any]) -> str:
@@ -43,6 +42,26 @@ def explain_mismatch(stored: Mapping[str, Any], current: Mapping[str, Any]) -> s
     return "\n".join(lines)
 
 
+class FactsFiles(Protocol):
+    """Where the facts of namespaces lie: one small file each."""
+
+    def guard(self, namespace_id: str) -> None:
+        """Raise OSError if the namespace's folder is none that may be used."""
+
+    def where(self, namespace_id: str) -> str:
+        """The file, for humans."""
+
+    def load(self, namespace_id: str) -> bytes:
+        """The file's content, or its first ``MOST_BYTES`` and one more.
+
+        Raises FileNotFoundError if there is none, OSError if it can't be read, ValueError
+        if what lies there is no file.
+        """
+
+    def store(self, namespace_id: str, content: bytes) -> None:
+        """Make or replace the file, as one step. Raises OSError."""
+
+
 class NamespaceBook:
     """Decides once per namespace whether its folder may be used.
 
@@ -50,12 +69,12 @@ class NamespaceBook:
     by a scan): it is neither compared nor written.
 
     Args:
-        layout: where each namespace's facts lie.
+        files: where each namespace's facts lie.
 
     """
 
-    def __init__(self, layout: Layout) -> None:
-        self._layout = layout
+    def __init__(self, files: FactsFiles) -> None:
+        self._files = files
         self._lock = threading.Lock()
         self._seen: dict[str, Namespace] = {}
         self._accepted: dict[str, bool] = {}
@@ -65,9 +84,9 @@ class NamespaceBook:
         return self._seen.get(namespace_id) or Namespace(namespace_id)
 
     def accepts(self, namespace: Namespace, *, create: bool = False) -> bool:
-        """Whether the facts on disk are those of ``namespace``.
+        """Whether the facts that are stored are those of ``namespace``.
 
-        Without facts on disk the answer is True, and with ``create`` they are
+        Where none are stored the answer is True, and with ``create`` they are
         written. Damaged ones are written anew. Raises OSError if they can be
         neither read nor written.
         """
@@ -79,30 +98,96 @@ class NamespaceBook:
             return self._decide(namespace, create)
 
     def _decide(self, namespace: Namespace, create: bool) -> bool:
-        path = self._layout.facts(namespace.id)
-        temporary = self._layout.temporary(namespace.id, path.name)
         facts = _plain(namespace.facts)
         differences = ""
-        refuse_link(str(path.parent))
+        self._files.guard(namespace.id)
         try:
             if facts:
-                differences = explain_mismatch(_load(path), facts)
+                differences = explain_mismatch(_parsed(self._files.load(namespace.id)), facts)
         except FileNotFoundError:
             if not create:
                 # Left open: another engine may write its facts before we write ours.
                 return True
-            _store(path, temporary, facts)
+            self._files.store(namespace.id, _written(facts))
         except (OSError, ValueError, RecursionError) as reason:
-            _renew(path, temporary, facts, reason)
+            self._renew(namespace.id, facts, reason)
         self._accepted[namespace.id] = not differences
         if differences:
             logger.warning(
                 "KV under %s is not used: its facts differ from this engine's though the "
                 "namespace has the same id.\n%s\nMove the folder away to cache anew.",
-                path.parent,
+                os.path.dirname(self._files.where(namespace.id)),
                 differences,
             )
         return not differences
+
+    def _renew(self, namespace_id: str, facts: Mapping[str, Any], reason: Exception) -> None:
+        """Replace what lies there, and say why.
+
+        Raises ``reason`` if that fails too and it is an OSError: then the mount may be
+        at fault, and the facts may be there to compare once it is back.
+        """
+        path = self._files.where(namespace_id)
+        try:
+            self._files.store(namespace_id, _written(facts))
+        except OSError as failure:
+            if isinstance(reason, OSError):
+                raise reason from failure
+            logger.warning(
+                "%s is damaged (%s) and cannot be written anew (%s). The chunks beside it are "
+                "used, as each names its namespace itself.",
+                path,
+                reason,
+                failure,
+            )
+        else:
+            logger.warning("%s was damaged (%s) and has been written anew.", path, reason)
+
+
+class LocalFacts:
+    """``FactsFiles`` on a local or mounted path."""
+
+    def __init__(self, layout: Layout) -> None:
+        self._layout = layout
+
+    def guard(self, namespace_id: str) -> None:
+        """See ``FactsFiles.guard``."""
+        refuse_link(os.path.dirname(self.where(namespace_id)))
+
+    def where(self, namespace_id: str) -> str:
+        """See ``FactsFiles.where``."""
+        return os.fspath(self._layout.facts(namespace_id))
+
+    def load(self, namespace_id: str) -> bytes:
+        """See ``FactsFiles.load``. Never waits and never follows a link, whatever lies there."""
+        path = self.where(namespace_id)
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
+        # Not ``fdopen`` at once: it raises what an unreadable file would, for a folder.
+        try:
+            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+                raise ValueError("it is not a file")
+            with os.fdopen(descriptor, "rb", closefd=False) as file:
+                return file.read(MOST_BYTES + 1)
+        finally:
+            os.close(descriptor)
+
+    def store(self, namespace_id: str, content: bytes) -> None:
+        """See ``FactsFiles.store``."""
+        path = self.where(namespace_id)
+        temporary = self._layout.temporary(namespace_id, os.path.basename(path))
+        folder = os.path.dirname(temporary)
+        refuse_link(folder)
+        private_folder(folder)
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        try:
+            with os.fdopen(descriptor, "wb") as file:
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+            os.rename(temporary, path)
+        except OSError:
+            os.unlink(temporary)
+            raise
 
 
 def _plain(facts: Mapping[str, Any]) -> dict[str, Any]:
@@ -111,63 +196,15 @@ def _plain(facts: Mapping[str, Any]) -> dict[str, Any]:
     return plain
 
 
-def _load(path: Path) -> dict[str, Any]:
-    """The facts on disk.
-
-    Never waits and never follows a link, whatever lies there. Raises OSError if it
-    can't be read, ValueError or RecursionError if it names no facts.
-    """
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
-    # Not ``fdopen`` at once: it raises what an unreadable file would, for a folder.
-    try:
-        status = os.fstat(descriptor)
-        if not stat.S_ISREG(status.st_mode):
-            raise ValueError("it is not a file")
-        if status.st_size > _MOST_BYTES:
-            raise ValueError(f"it has {status.st_size} bytes")
-        with os.fdopen(descriptor, "rb", closefd=False) as file:
-            stored = json.loads(file.read(_MOST_BYTES))
-    finally:
-        os.close(descriptor)
+def _parsed(content: bytes) -> dict[str, Any]:
+    """The facts in a file. Raises ValueError or RecursionError if it names none."""
+    if len(content) > MOST_BYTES:
+        raise ValueError(f"it has more than {MOST_BYTES} bytes")
+    stored = json.loads(content)
     if not isinstance(stored, dict) or not stored:
         raise ValueError("it names no facts")
     return stored
 
 
-def _renew(path: Path, temporary: str, facts: Mapping[str, Any], reason: Exception) -> None:
-    """Replace what lies at ``path``, and say why.
-
-    Raises ``reason`` if that fails too and it is an OSError: then the mount may be
-    at fault, and the facts may be there to compare once it is back.
-    """
-    try:
-        _store(path, temporary, facts)
-    except OSError as failure:
-        if isinstance(reason, OSError):
-            raise reason from failure
-        logger.warning(
-            "%s is damaged (%s) and cannot be written anew (%s). The chunks beside it are "
-            "used, as each names its namespace itself.",
-            path,
-            reason,
-            failure,
-        )
-    else:
-        logger.warning("%s was damaged (%s) and has been written anew.", path, reason)
-
-
-def _store(path: Path, temporary: str, facts: Mapping[str, Any]) -> None:
-    folder = os.path.dirname(temporary)
-    refuse_link(folder)
-    private_folder(folder)
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    try:
-        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-            json.dump(facts, file, indent=2, sort_keys=True)
-            file.write("\n")
-            file.flush()
-            os.fsync(file.fileno())
-        os.rename(temporary, path)
-    except OSError:
-        os.unlink(temporary)
-        raise
+def _written(facts: Mapping[str, Any]) -> bytes:
+    return f"{json.dumps(facts, indent=2, sort_keys=True)}\n".encode()
