@@ -23,7 +23,7 @@ from kvtiers.connector.config_errors import (
     unknown_key,
 )
 from kvtiers.connector.config_lmcache import near_word, translate
-from kvtiers.connector.config_lmcache_values import Use
+from kvtiers.connector.config_lmcache_values import Use, missed_of, said_of
 from kvtiers.connector.config_settings import WARM_CACHE_RATIO, Settings
 from kvtiers.connector.config_sources import EXTRA, Layers, Source, gather
 from kvtiers.connector.config_specs import PolicySpec, TierSpec
@@ -109,9 +109,9 @@ class Loaded:
 
     def log(self) -> None:
         """Tell the operator what is odd or worth knowing about it."""
-        for text in self.warnings:
+        for text in filter(None, [*self.warnings, missed_of(self.lmcache)]):
             logger.warning("kvtiers: %s", text)
-        for text in self.notes:
+        for text in filter(None, [*self.notes, said_of(self.lmcache)]):
             logger.info("kvtiers: %s", text)
 
 

@@ -88,14 +88,13 @@ def translate(found: Layers, environ: Mapping[str, str]) -> Translation:
     else:
         words, odd = _words_of_lmcache(environ)
         warnings += odd
+        notes += _read_from_lmcache(environ, words)
     translator = Translator(words)
     problems += [*_conflicts(translator, owners), *translator.problems]
     source = _Translated(
         "LMCache's words", translator.values, translator.folder, places=translator.places
     )
     owners |= dict.fromkeys(translator.values, source)
-    warnings += _unused(translator.uses)
-    notes += _taken(translator.uses, are_lmcaches_own=first is None)
     return Translation(
         Layers(owners, tuple(warnings)), tuple(translator.uses), tuple(problems), tuple(notes)
     )
@@ -221,39 +220,25 @@ def _near_variables(environ: Mapping[str, str]) -> list[str]:
     return warnings
 
 
+def _sources_of_lmcache(environ: Mapping[str, str]) -> list[str]:
+    return [*([_FILE] if environ.get(_FILE) else []), *_variables(environ)]
+
+
+def _read_from_lmcache(environ: Mapping[str, str], words: Words) -> list[str]:
+    if not words:
+        return []
+    return [
+        f"Configured by LMCache's own {', '.join(_sources_of_lmcache(environ))}, since nothing "
+        "that kvtiers is given says where KV lies. If they are meant for an LMCache beside "
+        "kvtiers, set 'tiers'."
+    ]
+
+
 def _left_alone(environ: Mapping[str, str], key: str, origin: str) -> list[str]:
-    there = [*([_FILE] if environ.get(_FILE) else []), *_variables(environ)]
+    there = _sources_of_lmcache(environ)
     if not there:
         return []
     return [
         f"Left to LMCache: {', '.join(there)}. kvtiers is configured by its own sources, as "
         f"{key} is set (from {origin}). To build on a file of LMCache's, name it with 'config'."
     ]
-
-
-# What is told ---------------------------------------------------------------
-
-
-def _unused(uses: Iterable[Use]) -> list[str]:
-    """One line that lists every word without effect, those with one reason together."""
-    by_reason: dict[str, list[str]] = {}
-    for use in uses:
-        if use.why_not:
-            by_reason.setdefault(use.why_not, []).append(use.word)
-    if not by_reason:
-        return []
-    listed = "; ".join(f"{', '.join(words)} ({why})" for why, words in by_reason.items())
-    return [f"Words of LMCache's that set nothing in kvtiers: {listed}."]
-
-
-def _taken(uses: Iterable[Use], are_lmcaches_own: bool) -> list[str]:
-    setting = [f"{use.sets} by {use.place}" for use in uses if use.sets]
-    if not setting:
-        return []
-    note = f"Set by LMCache's words: {'; '.join(setting)}."
-    if are_lmcaches_own:
-        note += (
-            " They count because kvtiers' own sources say nothing of this. If they are meant for "
-            "an LMCache beside it only, say where KV lies with 'tiers'."
-        )
-    return [note]

@@ -109,7 +109,7 @@ class Translator:
 
     def _tiers(self) -> None:
         self.values["tiers"] = []
-        self._add_tier("cpu", next(word for word in self.words_for("tiers")))
+        self._add_tier("cpu", self.words_for("tiers")[0])
         if size := self._read("max_local_cpu_size", kinds.SOME_GIB):
             self._option("capacity", size, "max_local_cpu_size")
         if self._read("local_cpu", kinds.TRUTH):
@@ -150,16 +150,18 @@ class Translator:
             own = self._extra.pop("remote_storage_plugin.redis.redis_url", None)
             return str(own or common or _DEFAULT_REDIS)
         own = self._extra.pop(f"remote_storage_plugin.{plugin}.base_path", None)
-        return f"fs://{own or common}" if kind == "fs" and (own or common) else f"plugin://{plugin}"
+        if kind != "fs" or not (own or common):
+            return f"plugin://{plugin}"
+        return f"fs://{self._words['remote_storage_plugins'].folder / str(own or common)}"
 
     def _remote(self, word: Word, url: str) -> None:
         scheme, _, rest = url.partition("://")
         if scheme in _REDIS_SCHEMES:
             self._redis(word, scheme, rest)
-        elif scheme == "fs":
+        elif scheme == "fs" and (folder := rest.partition("/")[2]):
             self._add_tier("fs", word)
             # Before the path stands a host, which LMCache demands and ignores.
-            self._option("path", "/" + rest.partition("/")[2].partition(",")[0], word.name)
+            self._option("path", "/" + folder.partition(",")[0], word.name)
             self._extra_option("fs_connector_use_odirect", "direct", kinds.TRUTH)
         elif scheme == "s3" and (host := _BUCKET_HOST.fullmatch(rest)):
             self._add_tier("fs", word)
@@ -169,19 +171,18 @@ class Translator:
             return
         else:
             known = [*_REDIS_SCHEMES, "fs", "s3"]
-            guess = did_you_mean(scheme, [*known, *lmcache.REMOTE_SCHEMES])
-            wanted = f"it must be a URL that starts with {'://, '.join(known)}://.{guess}"
-            self._refuse(word, wanted)
+            guess = "" if scheme in known else did_you_mean(scheme, known)
+            shapes = ", ".join(f"{each}://..." for each in known)
+            self._refuse(word, f"it must be a URL of the form {shapes}{guess or '.'}")
             return
         if self._timeout is not None:
             self._option("deadline", float(self._timeout), "blocking_timeout_secs")
 
     def _redis(self, word: Word, scheme: str, rest: str) -> None:
-        options = _REDIS_OPTIONS.get(scheme, {})
-        tls = scheme == "valkey" and self._extra.pop("tls_enable", False)
         self._add_tier("redis", word)
+        tls = scheme == "valkey" and self._extra_value("tls_enable", kinds.TRUTH)
         self._option("url", f"{'rediss' if tls else _REDIS_SCHEMES[scheme]}://{rest}", word.name)
-        for inner, (key, kind) in options.items():
+        for inner, (key, kind) in _REDIS_OPTIONS.get(scheme, {}).items():
             self._extra_option(inner, key, kind)
 
     # Values -----------------------------------------------------------------
@@ -219,16 +220,23 @@ class Translator:
 
     def _extra_option(self, inner: str, key: str, kind: Reader) -> None:
         """Set an option of that tier to what ``extra_config`` says under ``inner``."""
-        if inner not in self._extra:
-            return
-        value = self._extra.pop(inner)
+        value = self._extra_value(inner, kind)
+        if value is not None:
+            self._option(key, value, "extra_config", inner)
+
+    def _extra_value(self, inner: str, kind: Reader) -> Any:
+        """What ``extra_config`` says under ``inner``; None if nothing, or nothing readable."""
+        value = self._extra.pop(inner, None)
+        if value is None:
+            return None
         try:
-            self._option(key, kind.read(value), "extra_config", inner)
+            return kind.read(value)
         except (ValueError, TypeError):
             word = self._words["extra_config"]
             shown = "" if "password" in inner else f" is {value!r}"
             where = f"{word.key}.{inner}{shown} (from {word.origin})"
             self.problems.append(f"{where}: {kind.wanted}.")
+            return None
 
     def _set(self, key: str, value: object, name: str) -> None:
         self.values[key] = value

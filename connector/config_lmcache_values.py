@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -39,6 +39,22 @@ class Use:
         """The origin of the value that it sets."""
         is_variable = self.origin.endswith(f" {self.word}")
         return self.origin if is_variable else f"{self.word} in {self.origin}"
+
+
+def said_of(uses: Iterable[Use]) -> str:
+    """One sentence that lists every value which LMCache's words set; "" without one."""
+    listed = "; ".join(f"{use.sets} by {use.place}" for use in uses if use.sets)
+    return f"Set by LMCache's words: {listed}." if listed else ""
+
+
+def missed_of(uses: Iterable[Use]) -> str:
+    """One sentence that lists every word without effect, by reason; "" without one."""
+    by_reason: dict[str, list[str]] = {}
+    for use in uses:
+        if use.why_not:
+            by_reason.setdefault(use.why_not, []).append(use.word)
+    listed = "; ".join(f"{', '.join(words)} ({why})" for why, words in by_reason.items())
+    return f"Words of LMCache's that set nothing in kvtiers: {listed}." if listed else ""
 
 
 @dataclass(frozen=True)

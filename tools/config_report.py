@@ -41,8 +41,8 @@ def run(arguments: argparse.Namespace) -> int:
 
     """
     loaded = _load(arguments)
-    for warning in loaded.warnings:
-        print(f"kvtiers: {warning}", file=sys.stderr)
+    for text in (*loaded.warnings, *loaded.notes):
+        print(f"kvtiers: {text}", file=sys.stderr)
     show(loaded, Console())
     print(f"kvtiers: {_NOTE}", file=sys.stderr)
     return 0
@@ -74,14 +74,28 @@ def _extra_config(text: str, named_by: str) -> Mapping[str, Any]:
 
 
 def show(loaded: Loaded, console: Console) -> None:
-    """Print every value: a table on a terminal, aligned columns elsewhere."""
+    """Print every value, and what became of LMCache's words if there are any."""
     rows = [(path, _text(value), loaded.origins[path]) for path, value in values(loaded.config)]
+    _print(("key", "value", "origin"), rows, console)
+    if loaded.lmcache:
+        print()
+        words = [
+            (use.word, f"sets {use.sets}" if use.sets else f"nothing: {use.why_not}", use.origin)
+            for use in loaded.lmcache
+        ]
+        _print(("LMCache's word", "what it does here", "origin"), words, console)
+
+
+def _print(
+    titles: tuple[str, str, str], rows: list[tuple[str, str, str]], console: Console
+) -> None:
+    """A table on a terminal, aligned columns elsewhere."""
     if not console.is_terminal:
         widths = [max(len(row[column]) for row in rows) for column in (0, 1)]
-        for path, value, origin in rows:
-            print(f"{path:{widths[0]}}  {value:{widths[1]}}  {origin}")
+        for first, second, third in rows:
+            print(f"{first:{widths[0]}}  {second:{widths[1]}}  {third}")
         return
-    table = Table("key", "value", "origin")
+    table = Table(*titles)
     for row in rows:
         table.add_row(*(Text(cell) for cell in row))
     console.print(table)

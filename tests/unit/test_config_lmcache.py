@@ -126,10 +126,6 @@ def test_a_word_without_a_counterpart_sets_nothing_and_is_told(word):
     loaded = load({word: "x"}, {})
     assert reasons(loaded)[word] == words.job_of(word)
     assert loaded.config == load({}, {}).config
-    (warning,) = loaded.warnings
-    assert (
-        warning == f"Words of LMCache's that set nothing in kvtiers: {word} ({words.job_of(word)})."
-    )
 
 
 @pytest.mark.parametrize("word", sorted(words.COUNTERPARTS))
@@ -230,6 +226,8 @@ def test_a_relative_folder_starts_at_the_files_folder_and_for_lmcaches_own_at_th
     assert entries(load({"config": file}, {}))[1]["path"] == tmp_path / "kv"
     (tmp_path / "server").mkdir()
     monkeypatch.chdir(tmp_path / "server")
+    plugin = {"remote_storage_plugins": "fs", "extra_config": {"fs_base_path": "remote"}}
+    assert entries(load(plugin, {}))[1]["path"] == tmp_path / "server" / "remote"
     own = load({}, {"LMCACHE_CONFIG_FILE": file})
     assert entries(own)[1]["path"] == tmp_path / "server" / "kv"
 
@@ -322,7 +320,7 @@ def test_plugins_of_lmcaches_are_tiers_too(plugins, options, tiers):
 def test_a_plugin_that_is_not_here_is_told():
     loaded = load({"remote_storage_plugins": "mooncake,fs"}, {})
     assert [tier.type for tier in loaded.config.tiers] == ["cpu"]
-    assert loaded.warnings[0].count("no such plugin here") == 1
+    assert "no such plugin here" in reasons(loaded)["remote_storage_plugins"]
 
 
 @pytest.mark.parametrize("scheme", sorted(words.REMOTE_SCHEMES))
@@ -380,9 +378,10 @@ def test_a_policy_that_is_not_here_is_told_and_the_default_decides(name):
         ({"cache_policy": ["LRU"]}, "it must be one of FIFO"),
         (
             {"remote_url": "rediss.example.com:6379"},
-            "remote_url (from kv_connector_extra_config): it must be a URL that starts with",
+            "remote_url (from kv_connector_extra_config): it must be a URL of the form redis://..",
         ),
         ({"remote_url": "redus://h:1"}, "Did you mean 'redis'?"),
+        ({"remote_url": "fs://host"}, "remote_url (from kv_connector_extra_config): it must be a"),
         ({"remote_url": 6379}, "it must be a text, in quotes."),
         ({"extra_config": "{"}, "extra_config (from kv_connector_extra_config): it must be a map"),
         ({"extra_config": [1]}, "it must be a mapping of keys."),
@@ -524,11 +523,11 @@ def test_lmcaches_own_file_and_variables_count_where_kvtiers_own_say_nothing(lmc
     assert loaded.origins["chunk_size"] == "environment LMCACHE_CHUNK_SIZE"
     assert loaded.origins["tiers[0].capacity"] == f"max_local_cpu_size in file {file}:1"
     assert loaded.origins["tiers[1].path"] == "environment LMCACHE_LOCAL_DISK"
-    (warning,) = loaded.warnings
-    assert "cache_policy (there is no policy lfu" in warning
+    assert loaded.warnings == ()
+    assert set(reasons(loaded)) == {"cache_policy"}
     (note,) = loaded.notes
-    assert f"tiers[0].capacity by max_local_cpu_size in file {file}:1; " in note
-    assert "If they are meant for an LMCache beside it only, say where KV lies with 'tiers'" in note
+    assert note.startswith("Configured by LMCache's own LMCACHE_CONFIG_FILE, LMCACHE_CHUNK_SIZE, ")
+    assert note.endswith("If they are meant for an LMCache beside kvtiers, set 'tiers'.")
 
 
 OWN = [
@@ -600,11 +599,17 @@ def test_a_variable_that_is_no_text_is_refused():
 
 
 def test_a_server_logs_what_was_taken_and_what_was_not(caplog):
-    loaded = load({"max_local_cpu_size": 5, "enable_p2p": True}, {})
+    extra = {"enable_p2p": True, "remote_serde": "naive", "p2p_host": "h"}
+    loaded = load({"max_local_cpu_size": 5, **extra}, {})
     with caplog.at_level(logging.INFO, "kvtiers"):
         loaded.log()
     assert [(record.levelname, record.getMessage()) for record in caplog.records] == [
-        ("WARNING", f"kvtiers: {loaded.warnings[0]}"),
+        (
+            "WARNING",
+            "kvtiers: Words of LMCache's that set nothing in kvtiers: enable_p2p, p2p_host "
+            "(engines share KV through a redis tier, or an fs tier on a shared mount); "
+            "remote_serde (KV is stored as it is).",
+        ),
         (
             "INFO",
             "kvtiers: Set by LMCache's words: tiers[0].capacity by max_local_cpu_size in "
