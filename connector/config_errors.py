@@ -6,7 +6,7 @@ import difflib
 import typing
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, SecretStr, ValidationError
 from pydantic_core import ErrorDetails
 
 Locate = Callable[[str], str]
@@ -98,7 +98,7 @@ def from_pydantic(
         else:
             message = _message(item)
             if item["loc"]:
-                written = f"{path} is {item['input']!r} (from {locate(path)})"
+                written = f"{path} is {_shown(model, item)} (from {locate(path)})"
                 message = f"{written}: {message}{_purpose(model, item['loc'])}"
             paragraphs.append(message if item["loc"] or not path else f"{path}: {message}")
     return paragraphs
@@ -112,6 +112,14 @@ def options_of(model: type[BaseModel]) -> list[str]:
 def _message(item: ErrorDetails) -> str:
     says = item["msg"].removeprefix("Value error, ").replace("Input should be", "it must be")
     return _SAYS.get(item["type"], says).rstrip(".") + "."
+
+
+def _shown(model: type[BaseModel], item: ErrorDetails) -> str:
+    """What was written, unless nobody may see it."""
+    loc = item["loc"]
+    field = _model_at(model, loc[:-1]).model_fields.get(str(loc[-1]))
+    kinds = [field.annotation, *typing.get_args(field.annotation)] if field is not None else []
+    return "hidden" if SecretStr in kinds else repr(item["input"])
 
 
 def _dotted(prefix: str, loc: Sequence[int | str]) -> str:

@@ -72,7 +72,10 @@ def parse(url: str) -> tuple[Address, int | None]:
             "its user or password can't be told from the rest. Set 'username' and 'password' "
             "beside 'url', or write '/', '?', '#' and '@' in them as %2F, %3F, %23 and %40"
         )
-    parts = urlsplit(url)
+    try:
+        parts = urlsplit(url)
+    except ValueError as error:
+        raise ValueError(f"it must be a URL, {_EXAMPLES}") from error
     if "://" not in url or parts.scheme not in SCHEMES:
         raise ValueError(f"it must begin with one of {', '.join(SCHEMES)} and '://', {_EXAMPLES}")
     if parts.fragment:
