@@ -70,6 +70,7 @@ class TieredKVConnector(OffloadingConnector):  # type: ignore[misc]  # vLLM is u
             _with_own_extra(vllm_config, kv_cache_config, loaded), role, kv_cache_config
         )
         self._block_pool: Any = None
+        self._max_tokens = loaded.config.max_tokens
         # Worker side: which request a load job belongs to, and what failed.
         self._load_requests: dict[int, str] = {}
         self._failed_jobs: dict[int, tuple[int, ...]] = {}
@@ -116,11 +117,25 @@ class TieredKVConnector(OffloadingConnector):  # type: ignore[misc]  # vLLM is u
     def on_new_request(self, request: Any) -> None:
         """Look the whole request up in every tier, at once, while it waits in the queue."""
         super().on_new_request(request)
+        self._limit_stores(request.request_id)
         if request.lora_request is None:
             self._begin(request)
         else:
             self._adapters.ask(request.request_id, request.lora_request)
             self._begin_with_adapter(request)
+
+    def _limit_stores(self, request_id: str) -> None:
+        """Tell vLLM of ``max_tokens``, so that of a window it offers what ends there.
+
+        The manager keeps to it anyway. vLLM 0.32 and 0.33 assert that the limit, which
+        a client may set lower, lies behind every partial tail: there it is not told.
+        """
+        limit = self._max_tokens
+        if limit is None or self.scheduler.config.supports_partial_tail:
+            return
+        status = self.scheduler._req_status[request_id]  # noqa: SLF001 - in the contract
+        theirs = status.max_offload_tokens
+        status.max_offload_tokens = limit if theirs is None else min(limit, theirs)
 
     def _begin_with_adapter(self, request: Any) -> bool:
         """The same, once it is known what the request's adapter holds. Returns if it is."""

@@ -129,7 +129,14 @@ ENTRIES: tuple[Entry, ...] = (
         _OFF_SCHED,
         "RequestOffloadState",
         "keys of a request, and whether it still has jobs",
-        fields="req req_context transfer_jobs group_states num_locally_computed_tokens",
+        fields="req req_context transfer_jobs group_states num_locally_computed_tokens "
+        "max_offload_tokens",
+    ),
+    Class(
+        _OFF_SCHED,
+        "SchedulerOffloadConfig",
+        "groups of the model, and whether a request's last blocks are stored in part",
+        fields="kv_group_configs supports_partial_tail",
     ),
     Class(
         _OFF_SCHED,
@@ -196,7 +203,7 @@ ENTRIES: tuple[Entry, ...] = (
         "vllm.config.kv_transfer",
         "KVTransferConfig",
         "our configuration, and the failure policy we set",
-        fields="kv_load_failure_policy kv_connector_extra_config engine_id kv_connector",
+        fields="kv_load_failure_policy kv_connector_extra_config engine_id kv_connector kv_role",
     ),
     Class(
         "vllm.v1.request",
