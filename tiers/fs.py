@@ -1,4 +1,4 @@
-"""The filesystem tier: one file a chunk, on a local or mounted path."""
+"""The filesystem tier: one file a chunk, on a local or mounted path. For URLs see ``remote_fs``."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import os
 import stat
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal, Self
 
@@ -47,6 +47,7 @@ from kvtiers.tiers.fs_root import (
     prepare_root,
 )
 from kvtiers.tiers.fs_scan import Scanner
+from kvtiers.tiers.remote_url import is_remote
 from kvtiers.tiers.units import Size
 from pydantic import AfterValidator, BeforeValidator, Field, field_validator, model_validator
 
@@ -159,6 +160,15 @@ class FsTier(Tier):
     persistent: ClassVar[bool] = True
     on_disk: ClassVar[bool] = True
     config: Config
+
+    @classmethod
+    def variant(cls, options: Mapping[str, object]) -> type[Tier]:
+        """See ``Tier.variant``. A URL has a class of its own, and options for its store."""
+        if not is_remote(options.get("path")):
+            return cls
+        from kvtiers.tiers.remote_fs import RemoteFsTier
+
+        return RemoteFsTier
 
     def __init__(self, config: Config, payload_bytes: int) -> None:
         super().__init__(config, payload_bytes)

@@ -13,6 +13,7 @@ from typing import Literal
 from kvtiers.tiers.base import TierConfigError
 from kvtiers.tiers.direct_io import direct_works
 from kvtiers.tiers.fs_layout import hash_of, is_chunk_folder, private_folder
+from kvtiers.tiers.remote_url import is_remote, without_local_scheme
 
 logger = logging.getLogger(__name__)
 
@@ -27,15 +28,12 @@ def default_root() -> Path:
 
 
 def local_path(value: object) -> object:
-    """``value``; raises ValueError if it is a text that names no folder of this machine."""
+    """``value`` without ``file://``; raises ValueError if it names no folder of this machine."""
     if value == "":
         raise ValueError("it is empty. Name a folder, or leave 'path' out for the default")
-    if isinstance(value, str) and "://" in value:
-        raise ValueError(
-            "this release's filesystem tier takes local and mounted paths only, and no URLs. "
-            "Mount it, and name the folder where it is mounted"
-        )
-    return value
+    if is_remote(value):
+        raise ValueError("it is a URL, which RemoteFsTier takes: see FsTier.variant")
+    return without_local_scheme(value) if isinstance(value, str) else value
 
 
 def check_capacity(capacity: int | None, chunk_bytes: int) -> None:

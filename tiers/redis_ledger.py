@@ -80,9 +80,13 @@ class Ledger:
         with self._changed:
             self._reserved -= nbytes
 
-    def present(self, name: bytes, nbytes: int) -> None:
-        """The server holds it. Called inside ``changing``."""
+    def present(self, name: bytes, nbytes: int, reserved: int = 0) -> None:
+        """The server holds it. Called inside ``changing``.
+
+        ``reserved`` is given back in the same step, so that no byte counts twice.
+        """
         with self._changed:
+            self._reserved -= reserved
             self._note(name, nbytes)
 
     def absent(self, name: bytes) -> None:

@@ -1,0 +1,295 @@
+"""The filesystem tier where its path is a URL: one object a chunk, on any fsspec filesystem.
+
+It keeps the layout and format of ``fs``, and what it promises. What differs, and why:
+
+- Nothing is touched to record its use: an object's time can't be set, and writing it anew
+  costs as much as storing it. Within one engine the policy keeps its own order; after a
+  restart the order is that of writing. What is evicted too early is stored again at its
+  next use, and then is young.
+- Nothing is cached of what is there: other engines write too, and a stale "no" would lose
+  what they stored. The hierarchy's directory remembers what was found.
+- A damaged object is removed and not set aside, since storing it again under another name
+  is a copy over the network, and for the same money.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from typing import ClassVar
+
+from kvtiers.tiers import format as chunk_format
+from kvtiers.tiers.base import (
+    ALIGNMENT,
+    ChunkKey,
+    Entry,
+    ReadOutcome,
+    Tier,
+    TierConfigError,
+    Usage,
+    WriteOutcome,
+)
+from kvtiers.tiers.buffers import aligned_buffer
+from kvtiers.tiers.fs_namespace import MOST_BYTES, NamespaceBook
+from kvtiers.tiers.fs_quarantine import Stuck
+from kvtiers.tiers.fs_root import check_capacity
+from kvtiers.tiers.redis_ledger import Ledger
+from kvtiers.tiers.remote_config import RemoteFsConfig
+from kvtiers.tiers.remote_layout import RemoteLayout, name_of
+from kvtiers.tiers.remote_open import AwayError, open_store, try_out
+from kvtiers.tiers.remote_scan import Scanner
+from kvtiers.tiers.remote_store import Store
+
+logger = logging.getLogger(__name__)
+
+_FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
+
+
+class RemoteFsTier(Tier):
+    """Chunks as objects or files below a URL; made by ``FsTier.variant``.
+
+    A chunk is seen when all of it is there: see ``remote_dialects``. Every read is
+    verified; a damaged one is removed and counts as corrupt. Several engines may use one
+    URL: what the others write is found by lookups, and counted by the next ``scan``.
+
+    Nothing is asked of the store at construction; ``probe`` does that.
+
+    Args:
+        config: see ``RemoteFsConfig``.
+        payload_bytes: size of each chunk, a multiple of ``ALIGNMENT``.
+
+    Raises:
+        TierConfigError: ``capacity`` is below one chunk, a chunk is more than the store
+            takes, or nobody knows how files become visible there.
+
+    """
+
+    Config: ClassVar[type[RemoteFsConfig]] = RemoteFsConfig
+    shared: ClassVar[bool] = True
+    persistent: ClassVar[bool] = True
+    config: RemoteFsConfig
+
+    def __init__(self, config: RemoteFsConfig, payload_bytes: int) -> None:
+        super().__init__(config, payload_bytes)
+        if payload_bytes <= 0 or payload_bytes % ALIGNMENT:
+            raise ValueError(f"payload_bytes must be a multiple of {ALIGNMENT}: {payload_bytes}")
+        self._object_bytes = payload_bytes + chunk_format.METADATA_BYTES
+        check_capacity(config.capacity, self._object_bytes)
+        self._store, root = open_store(config, self._object_bytes)
+        self._layout = RemoteLayout(root)
+        self._ledger = Ledger(config.capacity)
+        self._namespaces = NamespaceBook(_RemoteFacts(self._store, self._layout))
+        self._stuck = Stuck()
+        self._scratch = threading.local()
+        self._logged: set[object] = set()
+
+    def probe(self) -> str | None:
+        """See ``Tier.probe``. Writes, lists, reads and removes a small file."""
+        trial = self._layout.trial()
+        try:
+            try_out(self._store, trial, f"{trial}.new", self.config)
+        except AwayError as error:
+            if self.config.required:
+                raise TierConfigError(
+                    f"The filesystem tier is required, but {error}. Start the store, correct "
+                    "'path' or 'storage_options', or set 'required' to false to start without it."
+                ) from error
+            return str(error)
+        return None
+
+    @property
+    def chunk_bytes(self) -> int:
+        """See ``Tier.chunk_bytes``: with metadata."""
+        return self._object_bytes
+
+    def contains(self, keys: Sequence[ChunkKey]) -> list[bool]:
+        """See ``Tier.contains``. One request a key, as many at once as there are connections.
+
+        Listing what there is instead costs a request for each thousand chunks of the
+        namespace, however few are asked about.
+        """
+        namespaces = {key.namespace.id: key.namespace for key in keys}
+        usable = {name: self._namespaces.accepts(each) for name, each in namespaces.items()}
+        asked = [key for key in keys if usable[key.namespace.id]]
+        found = {key for key, there in zip(asked, self._there(asked), strict=True) if there}
+        return [key in found for key in keys]
+
+    def read(self, keys: Sequence[ChunkKey], buffers: Sequence[memoryview]) -> list[ReadOutcome]:
+        """See ``Tier.read``. fsspec hands out bytes of its own in most cases: one more copy."""
+        return [self._read(key, payload) for key, payload in zip(keys, buffers, strict=True)]
+
+    def write(self, keys: Sequence[ChunkKey], buffers: Sequence[memoryview]) -> list[WriteOutcome]:
+        """See ``Tier.write``. A store that says it is full is ``REFUSED``, as is the bound."""
+        return [self._write(key, payload) for key, payload in zip(keys, buffers, strict=True)]
+
+    def remove(self, keys: Sequence[ChunkKey]) -> int:
+        """See ``Tier.remove``. Works for namespaces whose chunks are refused too."""
+        names = [name_of(key) for key in keys]
+        paths = [self._path(key) for key in keys]
+        with self._ledger.changing(names, self._until()):
+            # Before, since object stores do not say whether there was something to delete.
+            there = [
+                path
+                for path, size in zip(paths, self._store.sizes(paths), strict=True)
+                if size is not None
+            ]
+            self._store.unlink(there)
+            for name in names:
+                self._ledger.absent(name)
+        return len(there)
+
+    def scan(self) -> Iterator[Entry]:
+        """See ``Tier.scan``. Also counts what it finds, and sweeps temporary files.
+
+        Safe beside all other calls; what they do meanwhile is neither lost nor
+        counted twice.
+        """
+        return Scanner(self._store, self._layout, self._ledger, self._namespaces).scan()
+
+    def usage(self) -> Usage:
+        """See ``Tier.usage``. What others wrote counts once it is scanned."""
+        return self._ledger.usage()
+
+    # One chunk --------------------------------------------------------------------
+
+    def _there(self, keys: Sequence[ChunkKey]) -> list[bool]:
+        """Whether a whole chunk lies under each key, by its metadata at the end."""
+        paths = [self._path(key) for key in keys]
+        tails = self._store.ranges(paths, self.payload_bytes, self._object_bytes)
+        return [self._is_of(tail, key) for tail, key in zip(tails, keys, strict=True)]
+
+    def _is_of(self, tail: bytes | None, key: ChunkKey) -> bool:
+        found = chunk_format.unpack(memoryview(tail or b""))
+        return (
+            isinstance(found, chunk_format.Metadata)
+            and (found.namespace, found.hash) == (key.namespace.id, key.hash)
+            and found.payload_bytes == self.payload_bytes
+        )
+
+    def _read(self, key: ChunkKey, payload: memoryview) -> ReadOutcome:
+        path = self._path(key)
+        try:
+            if not self._namespaces.accepts(key.namespace):
+                return ReadOutcome.MISS
+            read = self._store.read_into(path, [payload, self._metadata_buffer()])
+        except OSError as error:
+            self._log_error("read", error)
+            return ReadOutcome.FAILED
+        if read is None:
+            return ReadOutcome.MISS
+        defect = self._defect(read, key, payload)
+        if defect is None:
+            self._stuck.discard(path)
+            return ReadOutcome.HIT
+        self._log_once(defect, f"{path}: {defect.value}. It counts as a miss, and is removed.")
+        self._remove_damaged(key)
+        return ReadOutcome.CORRUPT
+
+    def _defect(self, read: int, key: ChunkKey, payload: memoryview) -> chunk_format.Defect | None:
+        if read < self._object_bytes:
+            return chunk_format.Defect.TRUNCATED
+        found = chunk_format.unpack(self._metadata_buffer())
+        if isinstance(found, chunk_format.Defect):
+            return found
+        return chunk_format.verify(found, key, payload)
+
+    def _remove_damaged(self, key: ChunkKey) -> None:
+        """Or remember it, if that fails, so that a write replaces it.
+
+        If somebody stored it anew meanwhile, that is lost, and will be stored again.
+        """
+        path = self._path(key)
+        try:
+            self.remove([key])
+        except OSError as error:
+            self._stuck.add(path)
+            self._log_error("remove", error)
+        else:
+            self._stuck.discard(path)
+
+    def _write(self, key: ChunkKey, payload: memoryview) -> WriteOutcome:
+        try:
+            if not self._namespaces.accepts(key.namespace, create=True):
+                return WriteOutcome.REFUSED
+            with self._ledger.changing([name_of(key)], self._until()):
+                if self._path(key) not in self._stuck and self._there([key])[0]:
+                    return WriteOutcome.EXISTS
+                return self._store_chunk(key, payload)
+        except OSError as error:
+            self._log_error("write", error)
+            return WriteOutcome.REFUSED if error.errno in _FULL else WriteOutcome.FAILED
+
+    def _store_chunk(self, key: ChunkKey, payload: memoryview) -> WriteOutcome:
+        path = self._path(key)
+        if not self._ledger.reserve(self._object_bytes):
+            return WriteOutcome.REFUSED
+        stored = False
+        try:
+            metadata = self._metadata_buffer()
+            chunk_format.pack(key, payload, time.time(), metadata)
+            # Bytes of our own: a request that timed out may still be reading them.
+            content = b"".join((payload, metadata))
+            self._store.publish(path, self._layout.temporary_for(path), content)
+            self._stuck.discard(path)
+            self._ledger.present(name_of(key), self._object_bytes, reserved=self._object_bytes)
+            stored = True
+        finally:
+            if not stored:
+                self._ledger.release(self._object_bytes)
+        return WriteOutcome.STORED
+
+    # Small things -----------------------------------------------------------------
+
+    def _path(self, key: ChunkKey) -> str:
+        return self._layout.place(key).path
+
+    def _until(self) -> float:
+        """How long to wait for another thread's request about the same chunk."""
+        return time.monotonic() + 2 * self.config.timeout
+
+    def _metadata_buffer(self) -> memoryview:
+        """One per thread, kept."""
+        buffer: memoryview | None = getattr(self._scratch, "metadata", None)
+        if buffer is None:
+            buffer = self._scratch.metadata = aligned_buffer(chunk_format.METADATA_BYTES)
+        return buffer
+
+    def _log_error(self, doing: str, error: OSError) -> None:
+        text = self.config.storage_options.without_secrets(str(error))
+        self._log_once((doing, type(error), error.errno), f"Could not {doing} a chunk: {text}.")
+
+    def _log_once(self, what: object, text: str) -> None:
+        if what not in self._logged:
+            self._logged.add(what)
+            logger.warning("%s Further cases are counted, not logged.", text)
+
+
+class _RemoteFacts:
+    """``FactsFiles`` in a store."""
+
+    def __init__(self, store: Store, layout: RemoteLayout) -> None:
+        self._store = store
+        self._layout = layout
+
+    def guard(self, namespace_id: str) -> None:
+        """See ``FactsFiles.guard``. There are no links in a store."""
+
+    def where(self, namespace_id: str) -> str:
+        """See ``FactsFiles.where``."""
+        return str(self._layout.facts(namespace_id))
+
+    def load(self, namespace_id: str) -> bytes:
+        """See ``FactsFiles.load``."""
+        path = self.where(namespace_id)
+        [content] = self._store.ranges([path], 0, MOST_BYTES + 1)
+        if content is None:
+            raise FileNotFoundError(errno.ENOENT, "No facts", path)
+        return content
+
+    def store(self, namespace_id: str, content: bytes) -> None:
+        """See ``FactsFiles.store``."""
+        path = self.where(namespace_id)
+        self._store.publish(path, self._layout.temporary_for(path), content)
