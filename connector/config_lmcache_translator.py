@@ -54,6 +54,12 @@ _REDIS_OPTIONS: Mapping[str, Mapping[str, tuple[str, Reader]]] = {
         "valkey_database": ("database", kinds.WHOLE),
     },
 }
+# Keys in extra_config -> where s3fs has them: an option, or a key in one.
+_S3_OPTIONS: Mapping[str, tuple[str, str]] = {
+    "aws_access_key_id": ("key", ""),
+    "aws_secret_access_key": ("secret", ""),
+    "s3_region": ("client_kwargs", "region_name"),
+}
 # LMCache names a bucket by its host.
 _BUCKET_HOST = re.compile(r"(?P<bucket>[^/]+)\.s3[.-][a-z0-9-]+\.amazonaws\.com/?")
 
@@ -164,8 +170,7 @@ class Translator:
             self._option("path", "/" + folder.partition(",")[0], word.name)
             self._extra_option("fs_connector_use_odirect", "direct", kinds.TRUTH)
         elif scheme == "s3" and (host := _BUCKET_HOST.fullmatch(rest)):
-            self._add_tier("fs", word)
-            self._option("path", f"s3://{host['bucket']}", word.name)
+            self._bucket(word, host["bucket"])
         elif scheme in lmcache.REMOTE_SCHEMES:
             self._leave(word.name, f"{scheme}: {lmcache.REMOTE_SCHEMES[scheme]}")
             return
@@ -184,6 +189,15 @@ class Translator:
         self._option("url", f"{'rediss' if tls else _REDIS_SCHEMES[scheme]}://{rest}", word.name)
         for inner, (key, kind) in _REDIS_OPTIONS.get(scheme, {}).items():
             self._extra_option(inner, key, kind)
+
+    def _bucket(self, word: Word, bucket: str) -> None:
+        self._add_tier("fs", word)
+        self._option("path", f"s3://{bucket}", word.name)
+        options: dict[str, Any] = {}
+        for inner, (key, nested) in _S3_OPTIONS.items():
+            if value := self._extra_value(inner, kinds.TEXT):
+                options |= {key: {nested: value} if nested else value}
+                self._option("storage_options", options, "extra_config", inner)
 
     # Values -----------------------------------------------------------------
 
@@ -233,7 +247,7 @@ class Translator:
             return kind.read(value)
         except (ValueError, TypeError):
             word = self._words["extra_config"]
-            shown = "" if "password" in inner else f" is {value!r}"
+            shown = "" if "password" in inner or "key" in inner else f" is {value!r}"
             where = f"{word.key}.{inner}{shown} (from {word.origin})"
             self.problems.append(f"{where}: {kind.wanted}.")
             return None
@@ -263,3 +277,5 @@ class Translator:
                 ]
             elif word.key not in told:
                 self._leave(name, lmcache.job_of(name) or _NOT_WITHOUT.get(name, ""))
+        order = [word.key for word in self._words.values()]
+        self.uses.sort(key=lambda use: order.index(use.of))

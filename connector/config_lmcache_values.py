@@ -22,17 +22,24 @@ class Use:
     """What became of a word.
 
     Attributes:
-        word: as it was written.
+        of: the word, as it was written.
         origin: where it stands.
         sets: path of the value that it sets; "" if it sets none.
         why_not: what does its job, if it sets none.
+        option: the one in the word's mapping that this is about, if it is.
 
     """
 
-    word: str
+    of: str
     origin: str
     sets: str = ""
     why_not: str = ""
+    option: str = ""
+
+    @property
+    def word(self) -> str:
+        """The word or its option, as an error or a list names it."""
+        return f"{self.of}.{self.option}" if self.option else self.of
 
     @property
     def place(self) -> str:
@@ -78,8 +85,7 @@ class Word:
 
     def use(self, sets: str = "", why_not: str = "", option: str = "") -> Use:
         """What became of it, or of one of its options."""
-        key = f"{self.key}.{option}" if option else self.key
-        return Use(key, self.origin, sets, why_not)
+        return Use(self.key, self.origin, sets, why_not, option)
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ class Counterpart:
 
 
 # The ways in which KV leaves the host, by any of the words for a remote backend.
-_REMOTE = ("redis.url", "fs.path")
+_REMOTE = ("redis.url", "fs.path", "fs[url].path")
 
 COUNTERPARTS: Mapping[str, Counterpart] = {
     "chunk_size": Counterpart(("chunk_size",), "tokens, in both"),
@@ -53,18 +53,29 @@ COUNTERPARTS: Mapping[str, Counterpart] = {
         "tier in a mounted folder, s3:// an fs tier in the bucket",
     ),
     "remote_storage_plugins": Counterpart(
-        _REMOTE, "`redis` and `fs`, with the URL or folder from extra_config"
+        ("redis.url", "fs.path"), "`redis` and `fs`, with the URL or folder from extra_config"
     ),
     "blocking_timeout_secs": Counterpart(
-        ("redis.deadline", "fs.deadline"), "seconds, of the remote backend's tier"
+        ("redis.deadline", "fs.deadline", "fs[url].deadline"),
+        "seconds, of the remote backend's tier",
     ),
     "cache_policy": Counterpart(("policy",), "the policy of that name, in any case"),
     "save_decode_cache": Counterpart(("offload_prompt_only",), "its opposite"),
     "extra_config": Counterpart(
-        ("fs.direct", "fs.threads", *_REMOTE),
-        "use_odirect and disk_io_threads of the disk; redis_url, fs_base_path and "
-        "remote_storage_plugin.* of plugins; fs_connector_use_odirect; user, password, database "
-        "and TLS of resp:// and valkey://; nothing else has a counterpart",
+        (
+            "fs.direct",
+            "fs.threads",
+            "fs.path",
+            "fs[url].storage_options",
+            "redis.url",
+            "redis.username",
+            "redis.password",
+            "redis.database",
+        ),
+        "use_odirect and disk_io_threads of the disk; fs_connector_use_odirect; redis_url, "
+        "fs_base_path and remote_storage_plugin.* of plugins; username, password, valkey_username, "
+        "valkey_password, valkey_database and tls_enable of resp:// and valkey://; s3_region, "
+        "aws_access_key_id and aws_secret_access_key of s3://; nothing else has a counterpart",
     ),
 }
 

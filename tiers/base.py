@@ -142,7 +142,7 @@ class TierConfig(BaseModel):
         type: the tier's registered name.
         deadline: seconds a load from this tier may take before the chunk counts
             as a miss; above 0 and finite.
-        threads: worker threads the hierarchy runs for this tier, 1 to ``MAX_THREADS``.
+        threads: worker threads the hierarchy runs for this tier.
         headroom: share of its capacity that the hierarchy keeps free, 0 to below 1: it
             evicts when half of that is used, until all of it is free. Room for one
             chunk is kept at least. Means nothing without a capacity.

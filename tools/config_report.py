@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import sys
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from kvtiers.connector.config import Loaded, load, values
 from kvtiers.connector.config_errors import ConfigError
 from kvtiers.connector.config_sources import EXTRA
 from kvtiers.connector.config_text import read_document
-from kvtiers.connector.sizes import Capacity
+from kvtiers.tools.config_reference import as_text, reference
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -31,6 +29,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     given = parser.add_mutually_exclusive_group()
     given.add_argument("file", metavar="FILE", nargs="?", help=what)
     given.add_argument("--check", metavar="FILE", help="the same")
+    given.add_argument(
+        "--reference", action="store_true", help="print what can be set, as a page in Markdown"
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -40,6 +41,9 @@ def run(arguments: argparse.Namespace) -> int:
         ConfigError: it cannot work.
 
     """
+    if arguments.reference:
+        print(reference(), end="")
+        return 0
     loaded = _load(arguments)
     for text in (*loaded.warnings, *loaded.notes):
         print(f"kvtiers: {text}", file=sys.stderr)
@@ -75,7 +79,7 @@ def _extra_config(text: str, named_by: str) -> Mapping[str, Any]:
 
 def show(loaded: Loaded, console: Console) -> None:
     """Print every value, and what became of LMCache's words if there are any."""
-    rows = [(path, _text(value), loaded.origins[path]) for path, value in values(loaded.config)]
+    rows = [(path, as_text(value), loaded.origins[path]) for path, value in values(loaded.config)]
     _print(("key", "value", "origin"), rows, console)
     if loaded.lmcache:
         print()
@@ -99,11 +103,3 @@ def _print(
     for row in rows:
         table.add_row(*(Text(cell) for cell in row))
     console.print(table)
-
-
-def _text(value: object) -> str:
-    if value is None:
-        return "not set"
-    if isinstance(value, Capacity | Path):
-        return str(value)
-    return value if isinstance(value, str) else json.dumps(value, default=str)

@@ -2,7 +2,9 @@
 
 import ast
 import importlib.util
+import io
 import logging
+import re
 import textwrap
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,8 +15,8 @@ from hypothesis import strategies as st
 from kvtiers.connector import config_lmcache_words as words
 from kvtiers.connector.config import Loaded, load
 from kvtiers.connector.config_errors import ConfigError
-from kvtiers.connector.config_lmcache_translator import Translator
-from kvtiers.connector.config_lmcache_values import Word
+from kvtiers.tools import cli, config_report
+from rich.console import Console
 
 GIB = 1 << 30
 EXTRA = "kv_connector_extra_config"
@@ -49,10 +51,6 @@ def entries(loaded: Loaded) -> list[dict]:
         | ({"capacity": tier.capacity.nbytes} if tier.capacity and tier.capacity.nbytes else {})
         for tier in loaded.config.tiers
     ]
-
-
-def word(name: str, value: object) -> Word:
-    return Word(name, name, value, EXTRA, Path.cwd())
 
 
 def reasons(loaded: Loaded) -> dict[str, str]:
@@ -281,9 +279,20 @@ def test_a_remote_folder_is_an_fs_tier_beside_the_disk(url, path):
 
 
 def test_a_bucket_is_named_by_the_host_that_lmcache_names_it_by():
+    extra = {"s3_region": "eu-1", "aws_access_key_id": "ada", "aws_secret_access_key": "hunter2"}
     url = "s3://bucket-7.x.s3.us-east-1.amazonaws.com"
-    translated = Translator({"remote_url": word("remote_url", url)})
-    assert translated.values["tiers"][1] == {"type": "fs", "path": "s3://bucket-7.x"}
+    loaded = load({"remote_url": url, "extra_config": {**extra, "s3_num_io_threads": 8}}, {})
+    bucket = loaded.config.tiers[1].options
+    assert (bucket.type, bucket.path) == ("fs", "s3://bucket-7.x")
+    assert dict(bucket.storage_options) == {
+        "key": "ada",
+        "secret": "hunter2",
+        "client_kwargs": {"region_name": "eu-1"},
+    }
+    assert set(reasons(loaded)) == {"extra_config.s3_num_io_threads"}
+    assert "hunter2" not in str(loaded)
+    wrong = {"remote_url": url, "extra_config": {"aws_secret_access_key": 76543}}
+    assert "76543" not in str(problems(wrong))
 
 
 def test_an_express_bucket_has_no_counterpart():
@@ -596,6 +605,44 @@ def test_a_file_of_lmcaches_that_cannot_be_read_was_named_by_its_variable(tmp_pa
 def test_a_variable_that_is_no_text_is_refused():
     text = problem({}, {"LMCACHE_LOCAL_DISK": "/\udcff"})
     assert text.startswith("The environment cannot be read: LMCACHE_LOCAL_DISK holds")
+
+
+def test_the_command_line_tells_what_became_of_each_word_in_order(lmcache_file, capsys):
+    file = lmcache_file("""
+        enable_p2p: false
+        cache_policy: LFU
+        max_local_cpu_size: 5
+        extra_config: {nixl_path: /x}
+        local_cpu: true
+    """)
+    assert cli.main(["config", "--check", file]) == 0
+    shown = capsys.readouterr()
+    _, words_shown = shown.out.split("\n\n")
+    rows = [re.split("  +", line) for line in words_shown.splitlines()]
+    assert [(row[0], row[2]) for row in rows] == [
+        ("enable_p2p", f"file {file}:2"),
+        ("cache_policy", f"file {file}:3"),
+        ("max_local_cpu_size", f"file {file}:4"),
+        ("extra_config.nixl_path", f"file {file}:5"),
+        ("local_cpu", f"file {file}:6"),
+    ]
+    assert rows[2][1] == "sets tiers[0].capacity"
+    assert rows[0][1] == f"nothing: {words.job_of('enable_p2p')}"
+    assert shown.err.count("\n") == 1
+
+
+def test_on_a_terminal_the_words_are_a_table():
+    screen = Console(file=io.StringIO(), force_terminal=True, width=200)
+    config_report.show(load({"local_cpu": True}, {}), screen)
+    assert "LMCache's word" in screen.file.getvalue()
+
+
+def test_the_command_line_says_whose_configuration_it_is(lmcache_file, capsys, monkeypatch):
+    monkeypatch.setenv("LMCACHE_CONFIG_FILE", lmcache_file("chunk_size: 256\n"))
+    assert cli.main(["config"]) == 0
+    assert "Configured by LMCache's own LMCACHE_CONFIG_FILE" in capsys.readouterr().err
+    assert cli.main(["config", '{"tiers": ["cpu"]}']) == 0
+    assert "kvtiers: Left to LMCache: LMCACHE_CONFIG_FILE." in capsys.readouterr().err
 
 
 def test_a_server_logs_what_was_taken_and_what_was_not(caplog):
