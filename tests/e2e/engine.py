@@ -136,8 +136,8 @@ class Engine:
         for name, value in variables.items():
             self._patch.setenv(name, value)
 
-    @staticmethod
     def _start(
+        self,
         model: Path,
         blocks: int,
         transfer: Mapping[str, Any] | None,
@@ -147,6 +147,7 @@ class Engine:
 
         # The engine before this one in this process froze its environment.
         envs.disable_envs_cache()
+        self._keep_kernels()
         settings = {
             "dtype": "float32",
             # Block 0 is vLLM's own.
@@ -160,6 +161,17 @@ class Engine:
         if transfer is not None:
             settings["kv_transfer_config"] = dict(transfer)
         return LLM(model=str(model), **settings)
+
+    def _keep_kernels(self) -> None:
+        """Let vLLM look for its kernels once in a process.
+
+        On CPU it replaces them for each engine anew, looks into every module for them, and
+        fails at llvmlite's, which n-gram speculation loads (numba).
+        """
+        from vllm.triton_utils import dispatcher
+
+        if dispatcher._registry:
+            self._patch.setattr(dispatcher, "_rebind_kernels", lambda overrides: None)
 
     def __enter__(self) -> Self:
         return self

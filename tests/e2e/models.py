@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 VOCABULARY = 1024
-_SIZES = {
+SIZES = {
     "vocab_size": VOCABULARY,
     "hidden_size": 256,
     "intermediate_size": 512,
@@ -31,7 +31,7 @@ def make_llama(folder: Path) -> Path:
     """Two layers of full attention."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    return _save(LlamaForCausalLM(LlamaConfig(num_hidden_layers=2, **_SIZES)), folder)
+    return save(LlamaForCausalLM(LlamaConfig(num_hidden_layers=2, **SIZES)), folder)
 
 
 def make_gemma3(folder: Path) -> Path:
@@ -44,12 +44,12 @@ def make_gemma3(folder: Path) -> Path:
         layer_types=layers,
         sliding_window=WINDOW,
         # Tied embeddings would repeat the last token whatever the KV says, and its norms
-        # of queries and keys would make attention flat: see ``_save``.
+        # of queries and keys would make attention flat: see ``save``.
         tie_word_embeddings=False,
         query_pre_attn_scalar=4,
-        **_SIZES,
+        **SIZES,
     )
-    return _save(Gemma3ForCausalLM(config), folder)
+    return save(Gemma3ForCausalLM(config), folder)
 
 
 def make_adapter(folder: Path, seed: int) -> Path:
@@ -60,13 +60,13 @@ def make_adapter(folder: Path, seed: int) -> Path:
     import torch
     from safetensors.torch import save_file
 
-    rank, kv = 8, _SIZES["num_key_value_heads"] * _SIZES["head_dim"]
+    rank, kv = 8, SIZES["num_key_value_heads"] * SIZES["head_dim"]
     source = torch.Generator().manual_seed(seed)
     tensors = {}
     for layer in range(2):
-        for module, out in (("q_proj", _SIZES["hidden_size"]), ("k_proj", kv), ("v_proj", kv)):
+        for module, out in (("q_proj", SIZES["hidden_size"]), ("k_proj", kv), ("v_proj", kv)):
             name = f"base_model.model.model.layers.{layer}.self_attn.{module}"
-            for part, shape in (("A", (rank, _SIZES["hidden_size"])), ("B", (out, rank))):
+            for part, shape in (("A", (rank, SIZES["hidden_size"])), ("B", (out, rank))):
                 weight = torch.randn(shape, generator=source) * 0.2
                 tensors[f"{name}.lora_{part}.weight"] = weight
     folder.mkdir(parents=True, exist_ok=True)
@@ -75,6 +75,72 @@ def make_adapter(folder: Path, seed: int) -> Path:
     settings["target_modules"] = ["q_proj", "k_proj", "v_proj"]
     (folder / "adapter_config.json").write_text(json.dumps(settings))
     return folder
+
+
+def make_mamba_hybrid(folder: Path) -> Path:
+    """Granite 4's kind: a layer of attention between two of Mamba 2. Three KV-cache groups.
+
+    vLLM gives both kinds blocks of 256 tokens, so that their pages are equally large.
+    """
+    from transformers import GraniteMoeHybridConfig, GraniteMoeHybridForCausalLM
+
+    config = GraniteMoeHybridConfig(
+        num_hidden_layers=3,
+        layer_types=["mamba", "attention", "mamba"],
+        shared_intermediate_size=512,
+        num_local_experts=0,
+        num_experts_per_tok=0,
+        mamba_n_heads=8,
+        mamba_d_head=64,
+        mamba_n_groups=1,
+        mamba_d_state=64,
+        mamba_chunk_size=128,
+        tie_word_embeddings=False,
+        **{name: size for name, size in SIZES.items() if name != "head_dim"},
+    )
+    return save(GraniteMoeHybridForCausalLM(config), folder)
+
+
+def make_convolution_hybrid(folder: Path) -> Path:
+    """LFM2's kind: a layer of attention between two short convolutions, with states as Mamba's."""
+    from transformers import Lfm2Config, Lfm2ForCausalLM
+
+    config = Lfm2Config(
+        num_hidden_layers=3,
+        layer_types=["conv", "full_attention", "conv"],
+        block_auto_adjust_ff_dim=False,
+        tie_word_embeddings=False,
+        **{name: size for name, size in SIZES.items() if name != "head_dim"},
+    )
+    # Of published models' configurations; vLLM reads them, transformers derives them.
+    sizes = {"conv_dim": 256, "block_dim": 256, "block_ff_dim": 512}
+    config.update({**sizes, "block_multiple_of": 1, "block_ffn_dim_multiplier": 1.0})
+    return save(Lfm2ForCausalLM(config), folder)
+
+
+def make_mla(folder: Path) -> Path:
+    """DeepSeek V2's kind: two layers that keep one latent vector a token, for all heads."""
+    from transformers import DeepseekV2Config, DeepseekV2ForCausalLM
+
+    config = DeepseekV2Config(
+        num_hidden_layers=2,
+        # No experts.
+        first_k_dense_replace=2,
+        q_lora_rank=None,
+        # The only sizes that vLLM's CPU kernel knows.
+        kv_lora_rank=512,
+        qk_rope_head_dim=64,
+        qk_nope_head_dim=64,
+        v_head_dim=64,
+        tie_word_embeddings=False,
+        vocab_size=VOCABULARY,
+        hidden_size=256,
+        intermediate_size=512,
+        num_attention_heads=4,
+        num_key_value_heads=4,
+        max_position_embeddings=8192,
+    )
+    return save(DeepseekV2ForCausalLM(config), folder)
 
 
 def prompts(count: int, tokens: int, seed: int = 1) -> list[list[int]]:
@@ -100,7 +166,8 @@ def texts(model: Path, count: int) -> list[list[int]]:
     return ids
 
 
-def _save(model: Any, folder: Path) -> Path:
+def save(model: Any, folder: Path) -> Path:
+    """Give the model random weights and a tokenizer, and write both."""
     import torch
 
     torch.manual_seed(0)
