@@ -88,6 +88,7 @@ class TierConformance:
         supports_persistence: a tier opened again at a place has what was there.
         bounded: the tier refuses writes beyond the ``chunks`` it was opened with.
         records_use: ``scan`` knows when a chunk was read, and not only when it was written.
+        sequences: of calls that are tried against a dict; fewer where a call takes long.
 
     """
 
@@ -97,6 +98,7 @@ class TierConformance:
     supports_persistence: ClassVar[bool] = False
     bounded: ClassVar[bool] = False
     records_use: ClassVar[bool] = True
+    sequences: ClassVar[int] = 30
 
     def open_tier(self, place: Path, chunks: int) -> Tier:
         """Open the tier that lives at ``place``.
@@ -298,7 +300,7 @@ class TierConformance:
         run_state_machine_as_test(
             Machine,
             settings=settings(
-                max_examples=30,
+                max_examples=suite.sequences,
                 stateful_step_count=25,
                 deadline=None,
                 database=None,

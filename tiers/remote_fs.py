@@ -39,6 +39,7 @@ from kvtiers.tiers.fs_root import check_capacity
 from kvtiers.tiers.redis_ledger import Ledger
 from kvtiers.tiers.remote_config import RemoteFsConfig
 from kvtiers.tiers.remote_layout import RemoteLayout, name_of
+from kvtiers.tiers.remote_lookup import Lookup
 from kvtiers.tiers.remote_open import AwayError, open_store, try_out
 from kvtiers.tiers.remote_scan import Scanner
 from kvtiers.tiers.remote_store import Store
@@ -80,6 +81,7 @@ class RemoteFsTier(Tier):
         check_capacity(config.capacity, self._object_bytes)
         self._store, root = open_store(config, self._object_bytes)
         self._layout = RemoteLayout(root)
+        self._lookup = Lookup(self._store, self._layout, payload_bytes)
         self._ledger = Ledger(config.capacity)
         self._namespaces = NamespaceBook(_RemoteFacts(self._store, self._layout))
         self._stuck = Stuck()
@@ -106,16 +108,12 @@ class RemoteFsTier(Tier):
         return self._object_bytes
 
     def contains(self, keys: Sequence[ChunkKey]) -> list[bool]:
-        """See ``Tier.contains``. One request a key, as many at once as there are connections.
-
-        Listing what there is instead costs a request for each thousand chunks of the
-        namespace, however few are asked about.
-        """
+        """See ``Tier.contains``. As many requests at once as there are connections."""
         namespaces = {key.namespace.id: key.namespace for key in keys}
         usable = {name: self._namespaces.accepts(each) for name, each in namespaces.items()}
         asked = [key for key in keys if usable[key.namespace.id]]
-        found = {key for key, there in zip(asked, self._there(asked), strict=True) if there}
-        return [key in found for key in keys]
+        there = iter(self._lookup.find(asked))
+        return [usable[key.namespace.id] and next(there) for key in keys]
 
     def read(self, keys: Sequence[ChunkKey], buffers: Sequence[memoryview]) -> list[ReadOutcome]:
         """See ``Tier.read``. fsspec hands out bytes of its own in most cases: one more copy."""
@@ -154,20 +152,6 @@ class RemoteFsTier(Tier):
         return self._ledger.usage()
 
     # One chunk --------------------------------------------------------------------
-
-    def _there(self, keys: Sequence[ChunkKey]) -> list[bool]:
-        """Whether a whole chunk lies under each key, by its metadata at the end."""
-        paths = [self._path(key) for key in keys]
-        tails = self._store.ranges(paths, self.payload_bytes, self._object_bytes)
-        return [self._is_of(tail, key) for tail, key in zip(tails, keys, strict=True)]
-
-    def _is_of(self, tail: bytes | None, key: ChunkKey) -> bool:
-        found = chunk_format.unpack(memoryview(tail or b""))
-        return (
-            isinstance(found, chunk_format.Metadata)
-            and (found.namespace, found.hash) == (key.namespace.id, key.hash)
-            and found.payload_bytes == self.payload_bytes
-        )
 
     def _read(self, key: ChunkKey, payload: memoryview) -> ReadOutcome:
         path = self._path(key)
@@ -215,7 +199,7 @@ class RemoteFsTier(Tier):
             if not self._namespaces.accepts(key.namespace, create=True):
                 return WriteOutcome.REFUSED
             with self._ledger.changing([name_of(key)], self._until()):
-                if self._path(key) not in self._stuck and self._there([key])[0]:
+                if self._path(key) not in self._stuck and self._lookup.ask([key])[0]:
                     return WriteOutcome.EXISTS
                 return self._store_chunk(key, payload)
         except OSError as error:

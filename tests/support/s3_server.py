@@ -33,7 +33,7 @@ class S3Server:
 
     """
 
-    bucket = "kv"
+    bucket = "kvcache"
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
