@@ -258,13 +258,24 @@ class TieredKVConnector(OffloadingConnector):  # type: ignore[misc]  # vLLM is u
         """The request ended; its last chunks are stored in the next step."""
         answer: tuple[bool, dict[str, Any] | None]
         answer = super().request_finished_all_groups(request, block_ids)
+        self._finishing(request)
+        return answer
+
+    def request_finished(
+        self, request: Any, block_ids: list[int]
+    ) -> tuple[bool, dict[str, Any] | None]:
+        """The same, where a connector beside ours knows of one KV-cache group only."""
+        answer: tuple[bool, dict[str, Any] | None] = super().request_finished(request, block_ids)
+        self._finishing(request)
+        return answer
+
+    def _finishing(self, request: Any) -> None:
         self._adapters.forget(request.request_id)
         status = self.scheduler._req_status.get(request.request_id)  # noqa: SLF001 - in the contract
         if status is not None:
             reason = request.get_finished_reason()
             text = "" if reason is None else str(reason)
             self._manager.finishing(status.req_context, request.num_output_tokens, text)
-        return answer
 
     # Copies on the worker ---------------------------------------------------
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from kvtiers.connector import metrics
 from kvtiers.connector.adapters import Contents
+from kvtiers.connector.roles import loads, stores
 from kvtiers.connector.stack import build_hierarchy
 from kvtiers.connector.store_gate import StoreGate
 from kvtiers.connector.transfer import ArenaSpec, WorkerReport
@@ -128,6 +129,7 @@ class TieredOffloadingManager(OffloadingManager):  # type: ignore[misc]  # vLLM 
         self._context = context
         self._groups = tuple(group.group_id for group in config.groups)
         self._hierarchy: Hierarchy | None = None
+        self._role: str = context.vllm_config.kv_transfer_config.kv_role
         settings = context.loaded.config
         self._gate = StoreGate(settings.offload_threshold, settings.max_tokens)
         self._facts: dict[str, PolicyRequest] = {}
@@ -174,12 +176,16 @@ class TieredOffloadingManager(OffloadingManager):  # type: ignore[misc]  # vLLM 
 
         """
         known = _keys_of(req_context)
+        known.loads &= loads(self._role)
+        known.stores &= stores(self._role)
         if not (known.loads or known.stores):
             return
         facts.arrival = time.monotonic()
         facts.runs = self._all_runs(known)
         self._facts[facts.request_id] = facts
-        beyond = [run.tail(min(len(run), gpu_chunks.get(run.group, 0))) for run in facts.runs]
+        # Those who load nothing ask no tier.
+        asked = facts.runs if known.loads else ()
+        beyond = [run.tail(min(len(run), gpu_chunks.get(run.group, 0))) for run in asked]
         self.hierarchy.begin(facts, beyond, known.windowed)
 
     def looking(self, request_id: str) -> bool:

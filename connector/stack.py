@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from kvtiers.connector.config_errors import ConfigError
 from kvtiers.connector.config_specs import TierSpec
 from kvtiers.connector.namespace import build_namespace, kernel_facts, shareable_hash
+from kvtiers.connector.roles import loads, stores
 from kvtiers.connector.sizes import format_bytes
 from kvtiers.connector.transfer import WorkerReport
 from kvtiers.connector.weights import engine_fingerprint
@@ -59,13 +60,16 @@ def build_hierarchy(
         if tier is not None:
             lower[spec.name] = tier
     _log(offloading, context, report, {"cpu": cpu, **lower}, namespace)
+    role = context.vllm_config.kv_transfer_config.kv_role
     return Hierarchy(
         cpu,
         lower,
         _policy_maker(context),
         namespace,
         observed={GPU: gpu_usage},
-        window=_window(offloading, context.loaded.config.prefetch_window),
+        # Nothing is to be found in the arena by those who load nothing.
+        window=_window(offloading, context.loaded.config.prefetch_window if loads(role) else 0),
+        stores=stores(role),
         away=away,
     )
 

@@ -93,7 +93,7 @@ class Eviction:
     def enforce(self, tier: LowerTier) -> None:
         """Start evicting from a lower tier that is above its high watermark, or refuses chunks."""
         full = tier.used + tier.storing > tier.high
-        if not (full or tier.refused) or tier.removing or not tier.breaker.closed():
+        if not (full or tier.refused) or not self._may_evict(tier):
             return
         if tier.stale and self._may_scan(tier):
             # It may only seem full: what others removed was not uncounted.
@@ -109,6 +109,10 @@ class Eviction:
         elif self._may_scan(tier):
             # Somebody else fills the same place: look what is there.
             self.scan(tier)
+
+    @staticmethod
+    def _may_evict(tier: LowerTier) -> bool:
+        return not tier.read_only and not tier.removing and tier.breaker.closed()
 
     def look_around(self, tier: LowerTier) -> None:
         """Look what a tier holds that was away, or that others store in too.
@@ -154,7 +158,7 @@ class Eviction:
         self._residency.counts[CPU]["evictions"] += len(dead)
         self._residency.drop(dead)
         for tier in self._residency.lower:
-            if tier.removing or not tier.breaker.closed():
+            if not self._may_evict(tier):
                 continue
             victims = [key for key in policy.expired(tier.name) if not tier.is_read(key)]
             if victims:

@@ -75,6 +75,7 @@ class Hierarchy:
         make_workers: builds the threads of a tier (default: ``ThreadWorkers``).
         window: per group, how many chunks of a prefix are promoted before the engine
             considers the request, or of a run that the policy names; None is no bound.
+        stores: False leaves the lower tiers to others: nothing is stored there, nothing evicted.
         away: lower tiers that do not answer now, by name, and why: they are left alone,
             and asked again by themselves.
 
@@ -91,6 +92,7 @@ class Hierarchy:
         clock: Callable[[], float] = time.monotonic,
         make_workers: MakeWorkers | None = None,
         window: Mapping[int, int] | None = None,
+        stores: bool = True,
         away: Mapping[str, str] | None = None,
     ) -> None:
         self._clock = clock
@@ -98,6 +100,8 @@ class Hierarchy:
         self._done: deque[tuple[LowerTier, Op]] = deque()
         self._scanned: deque[tuple[LowerTier, Op]] = deque()
         self._lower = self._make_lower(cpu, lower, make_workers or self._thread_workers)
+        for tier in self._lower:
+            tier.read_only = not stores
         patience = max((tier.deadline for tier in self._lower), default=_DEFAULT_PATIENCE)
         self._patience = patience
         infos = [TierInfo(CPU, cpu.arena.nbytes)]
@@ -364,15 +368,12 @@ class Hierarchy:
         return chunk is not None and not self._residency.is_nowhere(chunk)
 
     def room(self) -> int:
-        """Slots that stores could take now without another store being lost for it.
+        """Chunks that could be stored now and go on to a lower tier at once.
 
-        None while chunks wait to be written in every lower tier that may be asked:
-        what takes their slots would come in their place.
+        More would wait in backlogs, and be lost there if their slots are needed first.
         """
-        may_be_asked = [tier for tier in self._lower if tier.breaker.closed()]
-        if may_be_asked and all(tier.backlog for tier in may_be_asked):
-            return 0
-        return self._residency.slots.unpinned
+        rooms = [t.store_room() for t in self._lower if t.breaker.closed() and not t.backlog]
+        return min(self._residency.slots.unpinned, max(rooms, default=0))
 
     def reachable(self) -> bool:
         """Whether any lower tier may be asked."""

@@ -51,6 +51,7 @@ class LowerTier:
         deadline: seconds for a call.
         capacity: bytes it may hold, None if unbounded.
         headroom: share of the capacity to keep free.
+        read_only: nothing is stored in it, and nothing is removed to keep its bound.
         high, low: evict above ``high`` bytes, down to ``low``.
         store_budget: bytes of stores that may be queued or running, so that a
             tier that can't keep up never holds the arena hostage.
@@ -89,6 +90,7 @@ class LowerTier:
     used: int = 0
     storing: int = 0
     backlog: dict[bytes, None] = field(default_factory=dict)
+    read_only: bool = False
     removing: bool = False
     refused: int = 0
     stale: bool = False

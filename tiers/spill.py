@@ -36,6 +36,8 @@ class Spill:
 
     def offer(self, tier: LowerTier, run: Run) -> None:
         """Queue what of the run the policy admits to the tier and there is room for."""
+        if tier.read_only:
+            return
         admitted = self._residency.policy.admit(run, tier.name)
         tier.counts["refused"] += len(run) - admitted
         for key in run.chunks[:admitted]:
