@@ -26,7 +26,7 @@ from kvtiers.tiers.redis_keys import Keys
 from kvtiers.tiers.redis_ledger import Ledger
 from kvtiers.tiers.redis_protocol import MisconfiguredError, Reply, ReplyError, pack_around
 from kvtiers.tiers.redis_scan import Scanner
-from kvtiers.tiers.redis_start import check_capacity, check_certificates, greet, make_client
+from kvtiers.tiers.redis_start import check_capacity, greet, make_client, tls_context
 
 if TYPE_CHECKING:
     from kvtiers.tiers.redis_client import Session
@@ -76,7 +76,7 @@ class RedisTier(Tier):
             raise ValueError(f"payload_bytes must be a multiple of {ALIGNMENT}: {payload_bytes}")
         self._chunk_bytes = payload_bytes + chunk_format.METADATA_BYTES
         check_capacity(config.capacity, self._chunk_bytes)
-        check_certificates(config)
+        tls_context(config)
         self._keys = Keys(config.key_prefix)
         self._lasting = () if config.ttl is None else (b"EX", b"%d" % config.ttl)
         self._client = make_client(config)
@@ -96,7 +96,7 @@ class RedisTier(Tier):
 
         """
         try:
-            greet(self._client, self._keys)
+            greet(self._client, self._keys, self.config)
         except MisconfiguredError as error:
             raise TierConfigError(f"The redis tier can't be used: {error}.") from error
         except OSError as error:

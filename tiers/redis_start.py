@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
+import socket
 import ssl
 from typing import TYPE_CHECKING
 
 from kvtiers.tiers.base import TierConfigError
 from kvtiers.tiers.redis_config import RedisConfig
 from kvtiers.tiers.redis_keys import Keys
-from kvtiers.tiers.redis_protocol import AwayError, MisconfiguredError, Reply, ReplyError
+from kvtiers.tiers.redis_protocol import AwayError, MisconfiguredError, Reply, ReplyError, pack
+from kvtiers.tiers.redis_url import Address
 
 if TYPE_CHECKING:
     from kvtiers.tiers.redis_client import Client
+
+_TLS = "expects TLS. Begin 'url' with rediss://"
+_PLAIN = "does not speak TLS. Begin 'url' with redis://"
 
 # A server that says so will have us in a moment.
 _BUSY = frozenset({"LOADING", "BUSY", "MASTERDOWN", "CLUSTERDOWN"})
@@ -39,27 +45,28 @@ def check_capacity(capacity: int | None, chunk_bytes: int) -> None:
         )
 
 
-def check_certificates(config: RedisConfig) -> None:
-    """Raise TierConfigError if a file for TLS can't be used."""
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    key = "ssl_ca_certs"
+def tls_context(config: RedisConfig) -> ssl.SSLContext:
+    """What the files for TLS say. Raises TierConfigError if one can't be used."""
+    context = ssl.create_default_context()
+    context.check_hostname = config.ssl_check_hostname
+    key, file = "ssl_ca_certs", config.ssl_ca_certs
     try:
-        if config.ssl_ca_certs is not None:
-            context.load_verify_locations(config.ssl_ca_certs)
-        key = "ssl_certfile"
-        if config.ssl_certfile is not None:
+        if file is not None:
+            context.load_verify_locations(file)
+        key, file = "ssl_certfile", config.ssl_certfile
+        if file is not None:
             # With an empty password, since OpenSSL would ask for one on the terminal.
-            context.load_cert_chain(config.ssl_certfile, config.ssl_keyfile, password="")
+            context.load_cert_chain(file, config.ssl_keyfile, password="")
     except OSError as error:
-        also = "" if config.ssl_keyfile is None else f" with 'ssl_keyfile' {config.ssl_keyfile}"
+        also = "" if key == "ssl_ca_certs" else f" with 'ssl_keyfile' {config.ssl_keyfile}"
         raise TierConfigError(
-            f"The redis tier's '{key}' {getattr(config, key)}{also if key[4:6] == 'ce' else ''} "
-            f"can't be used: {error}. Name a readable file in PEM format; a key must not be "
-            "encrypted."
+            f"The redis tier's '{key}' {file}{also} can't be used: {error}. Name a readable file "
+            "in PEM format; a key must not be encrypted."
         ) from error
+    return context
 
 
-def greet(client: Client, keys: Keys) -> None:
+def greet(client: Client, keys: Keys, config: RedisConfig) -> None:
     """Ask the server whether it does all that a tier needs.
 
     Raises:
@@ -78,12 +85,59 @@ def greet(client: Client, keys: Keys) -> None:
         [b"SCAN", b"0", b"MATCH", keys.pattern, b"COUNT", b"1"],
         [b"UNLINK", trial],
     ]
-    with client.session() as session:
-        replies = session.ask(commands)
+    try:
+        with client.session() as session:
+            replies = session.ask(commands)
+    except AwayError as error:
+        fault = _tls_fault(config)
+        if fault:
+            raise MisconfiguredError(f"the Redis server at {client.where} {fault}") from error
+        raise
     _refuse_other_kinds(replies[0], client.where)
     for command, reply in zip(commands[1:], replies[1:], strict=True):
         if isinstance(reply, ReplyError):
             _judge(command, reply, client.where)
+
+
+def _tls_fault(config: RedisConfig) -> str:
+    """Whether TLS is why a server that can be reached hangs up; "" if not.
+
+    It says so before it hangs up, but that is lost if we were sending meanwhile. So:
+    shake hands, send nothing, and listen.
+    """
+    address, patience = config.address, config.connect_timeout
+    context = tls_context(config)
+    if not address.tls:
+        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    if address.path:
+        return ""
+    try:
+        with (
+            socket.create_connection((address.host, address.port), patience) as plain,
+            context.wrap_socket(plain, server_hostname=address.host) as connection,
+        ):
+            if not address.tls:
+                return _TLS
+            connection.recv(1)
+    except ssl.SSLError as error:
+        told = "ALERT" in str(error.reason)
+        if told and address.tls:
+            return f"does not trust us over TLS: {error}. Set 'ssl_certfile' and 'ssl_keyfile'"
+        return _TLS if told else ""
+    except OSError:
+        return _PLAIN if address.tls and _answers_plainly(address, patience) else ""
+    return ""
+
+
+def _answers_plainly(address: Address, patience: float) -> bool:
+    """Whether Redis's protocol is spoken there without TLS, where a handshake just hangs."""
+    with (
+        contextlib.suppress(OSError),
+        socket.create_connection((address.host, address.port), patience) as connection,
+    ):
+        connection.sendall(pack(b"PING"))
+        return connection.recv(1) in (b"+", b"-")
+    return False
 
 
 def _refuse_other_kinds(info: Reply, where: str) -> None:
@@ -101,11 +155,13 @@ def _judge(command: list[bytes], reply: ReplyError, where: str) -> None:
     """Raise for an error that keeps the tier from working; others are met as they come."""
     if reply.code in _BUSY:
         raise AwayError(f"the Redis server at {where} does not answer yet: {reply}")
+    if reply.code == "NOAUTH":
+        raise MisconfiguredError(f"the Redis server at {where} wants a password. Set 'password'")
     if reply.code == "READONLY":
         raise MisconfiguredError(
             f"the Redis server at {where} is a read-only replica. Name the primary"
         )
-    if reply.code in ("NOPERM", "NOAUTH") or "unknown command" in str(reply):
+    if reply.code == "NOPERM" or "unknown command" in str(reply):
         name = command[0].decode()
         raise MisconfiguredError(
             f"the Redis server at {where} refuses {name} to this user ({reply}). The tier needs "
