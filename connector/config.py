@@ -27,7 +27,9 @@ from kvtiers.connector.config_lmcache_values import Use, missed_of, said_of
 from kvtiers.connector.config_settings import WARM_CACHE_RATIO, Settings
 from kvtiers.connector.config_sources import EXTRA, Layers, Source, gather
 from kvtiers.connector.config_specs import PolicySpec, TierSpec
+from kvtiers.connector.sizes import Capacity
 from kvtiers.tiers import TierConfig
+from kvtiers.tiers.units import SIZE
 from pydantic import ValidationError
 
 logger = logging.getLogger(__name__)
@@ -163,13 +165,20 @@ def values(config: Config) -> Iterator[tuple[str, object]]:
         for key in options_of(type(tier.options)):
             if key != "type":
                 own = key == "capacity" and tier.capacity is not None
-                yield f"{path}.{key}", tier.capacity if own else getattr(tier.options, key)
+                yield f"{path}.{key}", tier.capacity if own else _as_size(tier.options, key)
     yield "policy.type", config.policy.type
     for key, value in config.policy.options:
         yield f"policy.{key}", value
     for key in Settings.model_fields:
         counts_blocks = key == "blocks_per_chunk" and config.chunk_size is None
         yield key, resolve_blocks_per_chunk(config, ()) if counts_blocks else getattr(config, key)
+
+
+def _as_size(options: TierConfig, key: str) -> object:
+    """An option, as a size if it is one."""
+    value = getattr(options, key)
+    is_size = key == "capacity" or SIZE in type(options).model_fields[key].metadata
+    return Capacity(nbytes=value) if is_size and isinstance(value, int) else value
 
 
 def resolve_blocks_per_chunk(config: Config, block_tokens: Sequence[int]) -> int:

@@ -172,7 +172,10 @@ class EntryReader:
         """Take the capacity out of the options and leave bytes in its place."""
         if "capacity" not in config.model_fields:
             return None
-        capacity = self._defaults.get(options["type"])
+        field = config.model_fields["capacity"]
+        # A class that has a default of its own knows better, such as the fs tier's for URLs.
+        has_own = not field.is_required() and field.default is not None
+        capacity = None if has_own else self._defaults.get(options["type"])
         written = options.get("capacity")
         if written is not None:
             self._check_only_capacity(path, options["type"], written)

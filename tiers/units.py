@@ -52,5 +52,8 @@ def _size(value: object) -> int:
 Share = Annotated[float, BeforeValidator(_share)]
 """A number from 0 to 1; a percentage is read too."""
 
-Size = Annotated[int, BeforeValidator(_size)]
+SIZE = BeforeValidator(_size)
+"""Among a field's metadata, it says that the field's number is a size."""
+
+Size = Annotated[int, SIZE]
 """A number of bytes above 0; a text with a unit is read too."""

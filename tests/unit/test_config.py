@@ -246,6 +246,12 @@ def test_a_third_partys_own_default_and_bounds_hold(third_party):
     assert "greater than or equal to 1048576" in text
 
 
+def test_a_filesystem_on_a_url_has_a_capacity_without_a_whole_to_take_a_share_of():
+    config = load({"tiers": ["cpu", {"type": "fs", "path": "s3://bucket/kv"}]}, {}).config
+    _, bucket = config.tier_configs(MIB)
+    assert bucket.capacity == 100 << 30
+
+
 def test_a_share_of_nothing_is_refused(third_party):
     config = load({"tiers": ["cpu", {"type": "acme", "capacity": "25%"}]}, {}).config
     with pytest.raises(ConfigError) as raised:
