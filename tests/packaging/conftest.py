@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import subprocess
 import sys
 import venv
@@ -10,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from environment import ROOT, Environment
+from example_packages import PACKAGES, copied
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -52,12 +52,6 @@ def authors(
 ) -> Environment:
     """The same, with the conformance suites' dependencies and both example packages."""
     sources = tmp_path_factory.mktemp("sources")
-    examples = [copied(name, sources) for name in ("custom_tier", "custom_policy")]
+    examples = [copied(package, sources) for package in PACKAGES]
     bare.install(f"{wheel}[testing]", *examples)
     return bare
-
-
-def copied(example: str, into: Path) -> Path:
-    """An example's folder elsewhere, since building leaves files beside the sources."""
-    ignored = shutil.ignore_patterns("build", "*.egg-info", "__pycache__", ".*")
-    return Path(shutil.copytree(ROOT / "examples" / example, into / example, ignore=ignored))

@@ -9,9 +9,8 @@ from pathlib import Path
 import bare_imports
 import doc_pages
 import pytest
-from environment import ROOT, Environment
-
-EXAMPLES = ["custom_tier", "custom_policy"]
+from environment import Environment
+from example_packages import EXAMPLES, PACKAGES
 
 
 def test_the_wheel_works_with_its_own_dependencies_only(bare: Environment, tmp_path: Path) -> None:
@@ -33,21 +32,21 @@ def test_a_tier_whose_package_is_missing_names_the_extra_that_brings_it(
     assert "pip install 'kvtiers[redis]'" in bare.run("python", "-c", ask, cwd=tmp_path)
 
 
-@pytest.mark.parametrize("example", EXAMPLES)
+@pytest.mark.parametrize("example", PACKAGES)
 def test_an_example_passes_its_suite_where_it_is_installed(
     authors: Environment, tmp_path: Path, example: str
 ) -> None:
     # Without its sources beside them, so that the tests find what pip installed.
-    shutil.copytree(ROOT / "examples" / example / "tests", tmp_path / "tests")
+    shutil.copytree(EXAMPLES / example / "tests", tmp_path / "tests")
     said = authors.run("python", "-m", "pytest", "-q", cwd=tmp_path)
     assert re.fullmatch(r"\d\d+ passed in .*", said.splitlines()[-1]), said
 
 
-@pytest.mark.parametrize("example", EXAMPLES)
+@pytest.mark.parametrize("example", PACKAGES)
 def test_the_configuration_an_example_shows_is_valid(
     authors: Environment, tmp_path: Path, example: str
 ) -> None:
-    text = (ROOT / "examples" / example / "README.md").read_text()
+    text = (EXAMPLES / example / "README.md").read_text()
     (shown,) = re.findall(r"```yaml\n(.*?)```", text, re.DOTALL)
     (tmp_path / "kvtiers.yaml").write_text(shown)
     authors.run("kvtiers", "config", "--check", "kvtiers.yaml", cwd=tmp_path)

@@ -1,16 +1,27 @@
-"""The example configuration is one that works."""
+"""The examples work: the configuration, and the policy.
+
+All of the packages' own tests run where they are installed, in tests/packaging; the
+suite on the example tier is in test_tiers_behind_wrappers.py.
+"""
 
 from __future__ import annotations
 
-from pathlib import Path
-
+import example_packages
+import pytest
 from kvtiers.connector.config import load, resolve_blocks_per_chunk
 
-EXAMPLES = Path(__file__).parents[2] / "examples"
+example_packages.importable()
+pytest.register_assert_rewrite("kvtiers.policies.conformance")
+
+# Found since the line above, and run here too.
+from test_kvtiers_gdsf import (  # noqa: E402
+    TestGdsf,  # noqa: F401
+    test_chunks_without_prefixes_are_evicted_as_the_paper_says,  # noqa: F401
+)
 
 
 def test_the_example_configuration_is_valid() -> None:
-    loaded = load({"config": str(EXAMPLES / "kvtiers.yaml")}, {})
+    loaded = load({"config": str(example_packages.EXAMPLES / "kvtiers.yaml")}, {})
     assert loaded.warnings == ()
     assert [tier.type for tier in loaded.config.tiers] == ["cpu", "fs"]
     assert resolve_blocks_per_chunk(loaded.config, [16]) == 16

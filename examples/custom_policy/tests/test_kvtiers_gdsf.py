@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from itertools import islice
 
 import pytest
@@ -92,6 +93,30 @@ def test_large_chunks_are_worth_less_per_byte() -> None:
     policy.on_insert(Run(("small",), chunk_bytes=1), "cpu")
     use(policy, "large")
     assert evict(policy) == ["large"]
+
+
+@pytest.mark.parametrize("frequency", [0, 0.5, 1, 2])
+@pytest.mark.parametrize("capacity", [1, 7, 50])
+def test_chunks_without_prefixes_are_evicted_as_the_paper_says(
+    capacity: int, frequency: float
+) -> None:
+    ids = random.Random(capacity).choices(range(200), [1 / (n + 1) for n in range(200)], k=2000)
+    policy, held = made(frequency=frequency), set()
+    papers = {}  # value, turn of the last use, and uses of each chunk, as the paper has it
+    age = 0.0
+    for turn, chunk in enumerate(ids):
+        if chunk in held:
+            policy.on_access(Run((chunk,)), REQUEST, "cpu")
+        else:
+            if len(held) == capacity:
+                (victim,) = evict(policy)
+                assert victim == min(papers, key=papers.__getitem__)
+                age = papers.pop(victim)[0]
+                held.remove(victim)
+            policy.on_insert(Run((chunk,)), "cpu")
+            held.add(chunk)
+        uses = papers[chunk][2] + 1 if chunk in papers else 1
+        papers[chunk] = age + uses**frequency, turn, uses
 
 
 @pytest.mark.parametrize("frequency", [-1, 5, float("nan"), "high"])

@@ -1,0 +1,82 @@
+"""Every tier there is keeps its promises far away, and behind what makes it fail when told to.
+
+Days with faults at random are in the suite itself; it runs on the bare tiers as well.
+"""
+
+from __future__ import annotations
+
+import doc_pages
+import example_packages
+import pytest
+from kvtiers.tiers import Tier
+
+example_packages.importable()
+for module in ("kvtiers.tiers.conformance", "test_kvtiers_sqlite"):
+    pytest.register_assert_rewrite(module)
+
+# Rewritten before their import.
+from kvtiers.tiers.wrappers import FaultyTier, LatencyTier  # noqa: E402
+from redis_tiers import RedisConformance  # noqa: E402
+from test_kvtiers_sqlite import TestSqliteTier as SqliteRecipe  # noqa: E402
+from tier_recipes import CpuRecipe, FsRecipe  # noqa: E402
+
+doc_pages.module("write-a-tier.md", "kvtiers_memory")
+MemoryRecipe = doc_pages.module("write-a-tier.md", "test_kvtiers_memory").TestMemoryTier
+
+
+class FarAway:
+    """Calls take their time, so that those of several threads overlap."""
+
+    def wrap(self, tier: Tier) -> Tier:
+        return LatencyTier(tier, call_seconds=1e-4, bytes_per_second=1e9)
+
+
+class Faultless:
+    """Calls pass through what would make them fail."""
+
+    def wrap(self, tier: Tier) -> Tier:
+        return FaultyTier(tier)
+
+
+class TestCpuTierFarAway(FarAway, CpuRecipe):
+    pass
+
+
+class TestCpuTierFaultless(Faultless, CpuRecipe):
+    pass
+
+
+class TestFsTierFarAway(FarAway, FsRecipe):
+    pass
+
+
+class TestFsTierFaultless(Faultless, FsRecipe):
+    pass
+
+
+class TestRedisTierFarAway(FarAway, RedisConformance):
+    pass
+
+
+class TestRedisTierFaultless(Faultless, RedisConformance):
+    pass
+
+
+class TestSqliteTierBare(SqliteRecipe):
+    pass
+
+
+class TestSqliteTierFarAway(FarAway, SqliteRecipe):
+    pass
+
+
+class TestSqliteTierFaultless(Faultless, SqliteRecipe):
+    pass
+
+
+class TestMemoryTierFarAway(FarAway, MemoryRecipe):
+    pass
+
+
+class TestMemoryTierFaultless(Faultless, MemoryRecipe):
+    pass
