@@ -17,6 +17,7 @@ from kvtiers.connector.sizes import Capacity
 from kvtiers.policies import POLICIES
 from kvtiers.policies.registry import DuplicateNameError, Registry, UnknownNameError
 from kvtiers.tiers import TIERS, TierConfig
+from kvtiers.tiers.remote_url import is_remote, without_local_scheme
 from kvtiers.tiers.residency import CPU, GPU
 from pydantic import BaseModel, ValidationError
 
@@ -120,7 +121,11 @@ class EntryReader:
         checked = self._validated(cls.Config, options, path, "name")
         if checked is None or len(self.problems) > found:
             return None
-        return TierSpec(name=name, type=options["type"], capacity=capacity, options=checked)
+        spec = TierSpec(name=name, type=options["type"], capacity=capacity, options=checked)
+        if capacity is not None and capacity.share is not None and not spec.has_whole():
+            self._refuse(f"{path}.capacity", str(capacity), spec.share_of_nothing())
+            return None
+        return spec
 
     def _mapping(self, path: str, entry: object) -> dict[str, Any] | None:
         """The entry's own copy; a bare name is short for an entry without options."""
@@ -209,9 +214,11 @@ class EntryReader:
 
     def _expand_path(self, path: str, options: dict[str, Any]) -> None:
         written = options.get("path")
-        if not isinstance(written, str) or not written or "://" in written:
-            return  # nothing to expand; the tier itself knows what it takes
-        expanded = os.path.expandvars(written)
+        if not isinstance(written, str) or not written:
+            return
+        if is_remote(written) and "@" in written:
+            return  # a password may look like a variable, and must not be shown as one
+        expanded = os.path.expandvars(without_local_scheme(written))
         if unset := re.search(r"\$\{?\w+\}?", expanded):
             self._refuse(
                 f"{path}.path",
@@ -220,6 +227,9 @@ class EntryReader:
             )
         if "\0" in written:
             self._refuse(f"{path}.path", written, "no path holds a null character.")
+        if is_remote(expanded):
+            options["path"] = expanded
+            return
         at_home = os.path.expanduser(expanded)
         if at_home.startswith("~"):
             self._refuse(f"{path}.path", written, "there is no such user. Write the path in full.")
@@ -305,4 +315,8 @@ def _without_type(path: str, options: Mapping[str, Any], origin: str) -> str:
 def _folder(spec: TierSpec) -> str | None:
     """Where the tier lies, the same text for all ways to write one folder."""
     path = getattr(spec.options, "path", None)
+    if is_remote(path):
+        # Two servers may have a bucket of the same name.
+        server = sorted(dict(getattr(spec.options, "storage_options", {})).items())
+        return f"{path} {server}"
     return os.path.realpath(path) if isinstance(path, str | Path) else None

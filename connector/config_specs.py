@@ -6,6 +6,7 @@ from kvtiers.connector.config_errors import ConfigError, from_pydantic
 from kvtiers.connector.sizes import Capacity, file_system_bytes, format_bytes
 from kvtiers.tiers import TIERS, Tier, TierConfig
 from kvtiers.tiers.host_memory import available_bytes
+from kvtiers.tiers.remote_url import is_remote
 from kvtiers.tiers.residency import CPU
 from pydantic import BaseModel, ConfigDict, ValidationError
 
@@ -36,6 +37,11 @@ class TierSpec(BaseModel):
         """The class behind ``type``, in the variant that the options ask for."""
         return TIERS.get(self.type).variant(dict(self.options))
 
+    def has_whole(self) -> bool:
+        """Whether this machine has something that a share of the tier is a share of."""
+        path = getattr(self.options, "path", None)
+        return self.type == CPU or not (path is None or is_remote(path))
+
     def with_bytes(
         self, path: str, chunk_bytes: int, engines: int = 1, promised: int = 0
     ) -> TierConfig:
@@ -60,10 +66,7 @@ class TierSpec(BaseModel):
         whole = self._whole_bytes(engines, promised) if asked else 0
         if whole is None:
             raise ConfigError(
-                [
-                    f"{path}.capacity is {self.capacity}, but a tier of type '{self.type}' has "
-                    "no whole on this machine to take a share of. Give it as a size, such as 8GiB."
-                ]
+                [f"{path}.capacity is {self.capacity}, but {self.share_of_nothing()}"]
             )
         nbytes = self.capacity.resolve(whole)
         if nbytes < chunk_bytes:
@@ -78,11 +81,18 @@ class TierSpec(BaseModel):
                 from_pydantic(error, type(self.options), lambda _: str(self.capacity), path)
             ) from error
 
+    def share_of_nothing(self) -> str:
+        """Why a share can't be its capacity, if it has no whole."""
+        return (
+            f"a tier of type '{self.type}' has no whole on this machine to take a share of. Give "
+            "it as a size, such as 8GiB."
+        )
+
     def _whole_bytes(self, engines: int, promised: int) -> int | None:
         if self.type == CPU:
             return max(0, available_bytes() // engines - promised)
         path = getattr(self.options, "path", None)
-        return None if path is None or "://" in str(path) else file_system_bytes(str(path))
+        return file_system_bytes(str(path)) if self.has_whole() else None
 
     @staticmethod
     def _too_large(path: str, nbytes: int, free: int, engines: int) -> str:
