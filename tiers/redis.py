@@ -113,7 +113,7 @@ class RedisTier(Tier):
         if not keys:
             return []
         with self._client.session() as session:
-            usable = {key.namespace.id: self._book.accepts(session, key.namespace) for key in keys}
+            usable = self._usable(session, keys)
             replies = session.ask([[b"EXISTS", self._keys.chunk(key)] for key in keys])
         return [
             self._checked(reply) == 1 and usable[key.namespace.id]
@@ -142,11 +142,16 @@ class RedisTier(Tier):
             return outcomes
         try:
             with self._client.session() as session:
+                usable = self._usable(session, keys, create=True)
                 # Also a use of those that are there.
                 there = session.ask([[b"TOUCH", self._keys.chunk(key)] for key in keys])
                 for key, payload, found in zip(keys, buffers, there, strict=True):
-                    outcome = WriteOutcome.EXISTS if found == 1 else None
-                    outcomes.append(outcome or self._write(session, key, payload))
+                    if not usable[key.namespace.id]:
+                        outcomes.append(WriteOutcome.REFUSED)
+                    elif found == 1:
+                        outcomes.append(WriteOutcome.EXISTS)
+                    else:
+                        outcomes.append(self._write(session, key, payload))
         except (OSError, ReplyError) as error:
             self._log_error("write", error)
         return outcomes + [WriteOutcome.FAILED] * (len(keys) - len(outcomes))
@@ -173,6 +178,14 @@ class RedisTier(Tier):
     def close(self) -> None:
         """See ``Tier.close``."""
         self._client.close()
+
+    def _usable(
+        self, session: Session, keys: Sequence[ChunkKey], *, create: bool = False
+    ) -> dict[str, bool]:
+        """Whether chunks of each namespace may be used; see ``AboutBook.accepts``."""
+        namespaces = {key.namespace.id: key.namespace for key in keys}
+        accepts = self._book.accepts
+        return {n: accepts(session, space, create=create) for n, space in namespaces.items()}
 
     # One chunk --------------------------------------------------------------------
 
@@ -212,8 +225,6 @@ class RedisTier(Tier):
     def _write(self, session: Session, key: ChunkKey, payload: memoryview) -> WriteOutcome:
         name = self._keys.chunk(key)
         try:
-            if not self._book.accepts(session, key.namespace, create=True):
-                return WriteOutcome.REFUSED
             with self._ledger.changing((name,), session.until):
                 return self._store(session, name, key, payload)
         except ReplyError as error:

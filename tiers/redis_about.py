@@ -42,6 +42,10 @@ class AboutBook:
         self._seen: dict[str, Namespace] = {}
         self._accepted: dict[str, bool] = {}
 
+    def seen(self, namespace_id: str) -> bool:
+        """Whether callers gave the namespace."""
+        return namespace_id in self._seen
+
     def known(self, namespace_id: str) -> Namespace:
         """The namespace as callers gave it, or a bare one if none did."""
         return self._seen.get(namespace_id) or Namespace(namespace_id)

@@ -95,10 +95,11 @@ class Scanner:
         return Entry(key, self._sizes.get(what.namespace, self._chunk_bytes), used, where)
 
     def _learn_sizes(self, session: Session, found: Mapping[bytes, Found]) -> None:
-        """Ask for the sizes of a few chunks of each namespace not seen before."""
+        """Ask for the sizes of a few chunks of each namespace that is not this tier's own."""
         samples: dict[str, list[bytes]] = {}
         for name, what in found.items():
-            if what.hash is not None and what.namespace not in self._sizes:
+            known = what.namespace in self._sizes or self._book.seen(what.namespace)
+            if what.hash is not None and not known:
                 samples.setdefault(what.namespace, []).append(name)
         for namespace, names in samples.items():
             replies = session.ask([[b"STRLEN", name] for name in names[:_SAMPLE]])

@@ -9,10 +9,13 @@ from typing import Any, ClassVar
 import pytest
 import redis
 from kvtiers.tiers.base import ChunkKey, Tier
-from kvtiers.tiers.conformance import TierConformance
 from kvtiers.tiers.format import METADATA_BYTES
 from kvtiers.tiers.redis import RedisTier
 from redis_server import RedisServer
+
+pytest.register_assert_rewrite("kvtiers.tiers.conformance")
+
+from kvtiers.tiers.conformance import TierConformance  # noqa: E402 - rewritten before its import
 
 
 def open_redis_tier(

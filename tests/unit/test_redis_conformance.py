@@ -2,12 +2,8 @@
 
 from pathlib import Path
 
-import pytest
+from redis_tiers import RedisConformance
 from redis_tls import Certificates, TlsRedisServer
-
-pytest.register_assert_rewrite("kvtiers.tiers.conformance")
-
-from redis_tiers import RedisConformance  # noqa: E402 - rewritten before its import
 
 
 class TestRedisTier(RedisConformance):
