@@ -1,12 +1,12 @@
-"""A redis-server that speaks TLS, with certificates made for it by openssl."""
+"""A redis-server that speaks TLS, with certificates made for it by openssl; and one in a cluster."""
 
 from __future__ import annotations
 
+import socket
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
-from kvtiers.tools.redis_server import _free_port
 from redis_server import RedisServer
 
 
@@ -65,7 +65,7 @@ class TlsRedisServer(RedisServer):
         password: str = "",
         arguments: Sequence[str] = (),
     ) -> None:
-        port = _free_port()
+        port = free_port()
         self.tls_url = f"rediss://127.0.0.1:{port}/0"
         self.certificates = certificates
         tls = ["--tls-port", str(port), "--tls-cert-file", str(certificates.server)]
@@ -75,3 +75,16 @@ class TlsRedisServer(RedisServer):
         if password:
             tls += ["--requirepass", password]
         super().__init__(folder, [*tls, *arguments], password)
+
+
+def free_port() -> int:
+    """A port that nobody listens at."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def clustered() -> list[str]:
+    """Arguments of a server that runs as a Redis Cluster of its own, without slots."""
+    # By default its second port is 10,000 above the first, which may be none.
+    return ["--cluster-enabled", "yes", "--cluster-port", str(free_port())]

@@ -16,6 +16,7 @@ from kvtiers.tiers.format import METADATA_BYTES
 from kvtiers.tiers.redis import RedisTier
 from redis_server import RedisServer
 from redis_tiers import name_of
+from redis_tls import clustered
 
 SIZE = 8192
 STORED = SIZE + METADATA_BYTES
@@ -278,7 +279,7 @@ def test_a_full_pool_makes_threads_wait_and_never_has_more_connections(server, o
 
 
 def test_a_cluster_that_was_away_at_start_is_told_when_it_answers(tmp_path, open_tier, caplog):
-    with RedisServer(tmp_path, ["--cluster-enabled", "yes"]) as server:
+    with RedisServer(tmp_path, clustered()) as server:
         tier = open_tier(server)
         assert write(tier, KEYS[:2]) == [WriteOutcome.FAILED] * 2
         assert read(tier, KEYS[:2]) == [FAILED] * 2

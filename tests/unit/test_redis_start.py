@@ -10,7 +10,7 @@ from kvtiers.tiers.redis import RedisTier
 from redis.backoff import ConstantBackoff
 from redis.retry import Retry
 from redis_server import RedisServer
-from redis_tls import Certificates, TlsRedisServer
+from redis_tls import Certificates, TlsRedisServer, clustered
 
 SIZE = 4096
 SECRET = "s3cret-and-long"
@@ -159,7 +159,7 @@ def test_a_read_only_replica_is_refused(tmp_path):
 
 
 def test_a_cluster_is_refused(tmp_path):
-    with RedisServer(tmp_path, ["--cluster-enabled", "yes"]) as server:
+    with RedisServer(tmp_path, clustered()) as server:
         assert "is a Redis Cluster, which this release" in refusal(url=server.url)
 
 
