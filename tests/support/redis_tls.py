@@ -1,4 +1,4 @@
-"""A redis-server that speaks TLS, with certificates made for it by openssl; and one in a cluster."""
+"""Redis servers of other kinds: with TLS, its certificates made by openssl, and in a cluster."""
 
 from __future__ import annotations
 
