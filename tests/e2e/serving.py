@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 from kvtiers.tools.server import VllmServer
 
@@ -14,21 +15,39 @@ CONNECTOR = {"kv_connector": "TieredKVConnector", "kv_role": "kv_both"}
 """All that a user has to write."""
 
 
-def server(model: Path, home: Path, *, connector: bool = True) -> VllmServer:
-    """A server that has not been started. Its filesystem tier lies in ``default_root(home)``."""
+def server(
+    model: Path,
+    home: Path,
+    *,
+    connector: bool = True,
+    extra: Mapping[str, Any] | None = None,
+    environment: Mapping[str, str] | None = None,
+) -> VllmServer:
+    """A server that has not been started. Its filesystem tier lies in ``default_root(home)``.
+
+    Args:
+        model: folder of the model.
+        home: the user's home.
+        connector: whether it has ours.
+        extra: the connector's configuration, its defaults if None.
+        environment: further variables.
+
+    """
     arguments = [
         *("--dtype", "float32", "--enforce-eager", "--max-model-len", "2048"),
         *("--num-gpu-blocks-override", "64", "--enable-prompt-tokens-details"),
         *("--shutdown-timeout", "30"),
     ]
     if connector:
-        arguments += ["--kv-transfer-config", json.dumps(CONNECTOR)]
+        transfer = CONNECTOR if extra is None else CONNECTOR | {"kv_connector_extra_config": extra}
+        arguments += ["--kv-transfer-config", json.dumps(transfer)]
+    variables = {"HOME": str(home), "XDG_CACHE_HOME": str(home / ".cache")}
     home.mkdir(exist_ok=True)
     return VllmServer(
         str(model),
         home / "vllm.log",
         arguments,
-        {"HOME": str(home), "XDG_CACHE_HOME": str(home / ".cache"), "VLLM_CPU_KVCACHE_SPACE": "1"},
+        {**variables, "VLLM_CPU_KVCACHE_SPACE": "1", **(environment or {})},
         start_timeout=240,
     )
 
