@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from kvtiers.tiers import format as chunk_format
 from kvtiers.tiers.base import (
@@ -45,6 +45,7 @@ from kvtiers.tiers.fs_root import (
     default_root,
     local_path,
     prepare_root,
+    refuse_habits,
 )
 from kvtiers.tiers.fs_scan import Scanner
 from kvtiers.tiers.remote_url import is_remote
@@ -138,6 +139,13 @@ class FsTier(Tier):
         # O_DIRECT there was no difference with four threads; one thread alone lost
         # up to 9 %, since the device had less to do at once.
         buffer: Size = 1 << 20
+
+        @model_validator(mode="before")
+        @classmethod
+        def _in_our_words(cls, given: Any) -> Any:
+            if isinstance(given, dict):
+                refuse_habits(given)
+            return given
 
         @field_validator("block_size")
         @classmethod

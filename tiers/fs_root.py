@@ -6,7 +6,7 @@ import errno
 import logging
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Literal
 
@@ -17,6 +17,11 @@ from kvtiers.tiers.remote_url import is_remote, without_local_scheme
 
 logger = logging.getLogger(__name__)
 
+# What other programs call our options, for who types it by habit.
+_CALLED_HERE = {
+    **dict.fromkeys(("url", "uri", "bucket", "root", "folder", "directory"), "path"),
+    **dict.fromkeys(("size", "max_size"), "capacity"),
+}
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 
 
@@ -25,6 +30,17 @@ def default_root() -> Path:
     cache = os.environ.get("XDG_CACHE_HOME", "")
     # The XDG specification has relative values ignored.
     return (Path(cache) if os.path.isabs(cache) else Path.home() / ".cache") / "kvtiers"
+
+
+def refuse_habits(given: Mapping[str, object]) -> None:
+    """Raise ValueError for a word of other programs, and say which is ours."""
+    for key in given:
+        if key in _CALLED_HERE:
+            raise ValueError(f"'{key}' is not an option here. Set '{_CALLED_HERE[key]}'")
+        if key == "storage_options":
+            raise ValueError(
+                "'storage_options' is for a 'path' that is a URL, such as s3://bucket/prefix"
+            )
 
 
 def local_path(value: object) -> object:

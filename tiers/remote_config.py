@@ -6,15 +6,17 @@ import copy
 import math
 import re
 from collections.abc import Iterator, Mapping
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 from kvtiers.tiers.base import TierConfig
-from kvtiers.tiers.remote_url import checked_url, without_password
+from kvtiers.tiers.remote_dialects import dialect_of
+from kvtiers.tiers.remote_url import checked_url, protocol_of, without_password
 from pydantic import ConfigDict, field_validator, model_validator
 
 # What other programs call our options, for who types it by habit.
 _CALLED_HERE = {
     **dict.fromkeys(("url", "uri", "bucket"), "path"),
+    **dict.fromkeys(("size", "max_size"), "capacity"),
     **dict.fromkeys(("connect_timeout", "read_timeout"), "timeout"),
 }
 _IN_STORAGE_OPTIONS = (
@@ -86,7 +88,8 @@ class RemoteFsConfig(TierConfig):
             timeouts of their own, if any.
         publish: how a file comes to be seen as a whole: "put" where the store shows an
             object only when all of it has arrived, "rename" where moving a file is one
-            step; "auto" knows S3, Google and Azure, SFTP, FTP, SMB and HDFS.
+            step; "auto" knows S3, Google and Azure, SFTP, FTP, SMB and HDFS, see
+            ``remote_dialects``.
         required: whether the engine must not start while the store is away.
 
     """
@@ -128,6 +131,11 @@ class RemoteFsConfig(TierConfig):
     @classmethod
     def _names_a_store(cls, path: str) -> str:
         return checked_url(path)
+
+    @model_validator(mode="after")
+    def _shows_whole_files(self) -> Self:
+        dialect_of(protocol_of(self.path), self.publish)
+        return self
 
     @field_validator("timeout", mode="before")
     @classmethod

@@ -8,6 +8,7 @@ file from its first byte on, so a chunk is written under another name and moved.
 from __future__ import annotations
 
 import enum
+import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -63,19 +64,46 @@ _DIALECTS: Mapping[str, Dialect] = {
 }
 
 
-def dialect_of(protocol: str, publish: str) -> Dialect | None:
-    """The protocol's dialect; None if nobody knows how a file becomes visible there.
+def dialect_of(protocol: str, publish: str) -> Dialect:
+    """How to speak to the filesystem of a protocol.
 
     Args:
-        protocol: of a URL.
+        protocol: of a URL, known to fsspec and installed.
         publish: "auto", or what the user knows of it.
 
+    Raises:
+        ValueError: nobody knows how a file becomes visible there, or it can't be moved
+            in one step; the text says what to do.
+
     """
-    if publish == "auto":
-        return _DIALECTS.get(protocol)
     known = _DIALECTS.get(protocol)
-    wanted = Publish(publish)
-    return known if known is not None and known.publish is wanted else Dialect(wanted)
+    if publish == "auto" and known is None:
+        raise ValueError(
+            f"kvtiers does not know when others see a file on '{protocol}', and so cannot promise "
+            "that nobody reads half a chunk. Set 'publish' to 'put' if a new file is seen only "
+            "when all of it has arrived, or to 'rename' if moving a file is one step"
+        )
+    if known is None or publish not in ("auto", known.publish.value):
+        known = Dialect(Publish(publish))
+    if known.publish is Publish.RENAME and not _moves(protocol):
+        raise ValueError(
+            f"'publish' is 'rename', but fsspec moves a file on '{protocol}' by copying and "
+            "deleting it, so that others see a part of the copy. Set it to 'put' if a new file "
+            "is seen only when all of it has arrived, or mount the store and name the folder"
+        )
+    return known
+
+
+def _moves(protocol: str) -> bool:
+    """Whether the filesystem has a move of its own, that can be called without a loop."""
+    from fsspec import AbstractFileSystem, get_filesystem_class  # type: ignore[import-untyped]
+
+    kind = get_filesystem_class(protocol)
+    return not kind.async_impl and any(
+        inspect.getattr_static(kind, name, None)
+        is not inspect.getattr_static(AbstractFileSystem, name, None)
+        for name in ("mv", "mv_file")
+    )
 
 
 def client_options(protocol: str, threads: int, timeout: float) -> dict[str, Any]:

@@ -63,8 +63,8 @@ class RemoteFsTier(Tier):
         payload_bytes: size of each chunk, a multiple of ``ALIGNMENT``.
 
     Raises:
-        TierConfigError: ``capacity`` is below one chunk, a chunk is more than the store
-            takes, or nobody knows how files become visible there.
+        TierConfigError: ``capacity`` is below one chunk, or a chunk is more than the
+            store takes.
 
     """
 

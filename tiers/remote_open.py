@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import errno
-import inspect
 import threading
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from kvtiers.tiers.base import TierConfigError
 from kvtiers.tiers.remote_config import RemoteFsConfig
-from kvtiers.tiers.remote_dialects import Dialect, Publish, client_options, dialect_of
+from kvtiers.tiers.remote_dialects import client_options, dialect_of
 from kvtiers.tiers.remote_store import FileStore, ObjectStore, Store
 from kvtiers.tiers.remote_url import protocol_of
 
@@ -37,22 +36,19 @@ def open_store(config: RemoteFsConfig, chunk_bytes: int) -> tuple[Store, str]:
     """The store behind ``config.path``, and its root there. Connects to nothing.
 
     Raises:
-        TierConfigError: nobody knows how files become visible there, or it can't hold a
-            file of ``chunk_bytes``.
+        TierConfigError: it can't hold a file of ``chunk_bytes``.
 
     """
     from fsspec import get_filesystem_class  # type: ignore[import-untyped]
     from fsspec.core import strip_protocol  # type: ignore[import-untyped]
 
     protocol = protocol_of(config.path)
-    kind = get_filesystem_class(protocol)
-    dialect = _dialect(config, protocol, chunk_bytes)
-    if dialect.publish is Publish.RENAME and (kind.async_impl or not _has_own_move(kind)):
+    dialect = dialect_of(protocol, config.publish)
+    if dialect.most_bytes is not None and chunk_bytes > dialect.most_bytes:
         raise TierConfigError(
-            f"The filesystem tier's 'publish' is 'rename', but fsspec moves a file in "
-            f"{config.path!r} by copying and deleting it, so that others see a part of the copy. "
-            "Set it to 'put' if a new file is seen only when all of it has arrived, or mount the "
-            "store and name the folder."
+            f"A chunk takes {chunk_bytes} bytes, and one request stores at most "
+            f"{dialect.most_bytes} in {config.path!r}. Make chunks smaller with "
+            "'blocks_per_chunk'."
         )
 
     def connect() -> Any:
@@ -60,7 +56,7 @@ def open_store(config: RemoteFsConfig, chunk_bytes: int) -> tuple[Store, str]:
 
     clean = config.storage_options.without_secrets
     root = str(strip_protocol(config.path)).rstrip("/")
-    if kind.async_impl:
+    if get_filesystem_class(protocol).async_impl:
         return ObjectStore(connect, dialect, clean, config.threads, config.timeout), root
     return FileStore(connect, dialect, clean), root
 
@@ -129,35 +125,6 @@ def _merged(defaults: Mapping[str, Any], config: RemoteFsConfig) -> dict[str, An
         written = options.get(key)
         options[key] = {**value, **written} if isinstance(written, Mapping) else value
     return options
-
-
-def _dialect(config: RemoteFsConfig, protocol: str, chunk_bytes: int) -> Dialect:
-    dialect = dialect_of(protocol, config.publish)
-    if dialect is None:
-        raise TierConfigError(
-            f"The filesystem tier does not know when others see a file on '{protocol}' "
-            f"('path' {config.path!r}), and so cannot promise that nobody reads half a chunk. "
-            "Set 'publish' to 'put' if a new file is seen only when all of it has arrived, or to "
-            "'rename' if moving a file is one step."
-        )
-    if dialect.most_bytes is not None and chunk_bytes > dialect.most_bytes:
-        raise TierConfigError(
-            f"A chunk takes {chunk_bytes} bytes, and one request stores at most "
-            f"{dialect.most_bytes} in {config.path!r}. Make chunks smaller with "
-            "'blocks_per_chunk'."
-        )
-    return dialect
-
-
-def _has_own_move(kind: type) -> bool:
-    """Whether ``mv`` is more than fsspec's own copy and delete."""
-    from fsspec import AbstractFileSystem
-
-    return any(
-        inspect.getattr_static(kind, name, None)
-        is not inspect.getattr_static(AbstractFileSystem, name, None)
-        for name in ("mv", "mv_file")
-    )
 
 
 def _within(seconds: float, call: Callable[[], None]) -> Exception | None:

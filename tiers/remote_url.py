@@ -71,7 +71,7 @@ def _require_installed(protocol: str) -> None:
 
 
 def _unknown(protocol: str, known: list[str]) -> str:
-    near = difflib.get_close_matches(protocol, known, n=1)
+    near = difflib.get_close_matches(protocol, known, n=1, cutoff=0.5)
     guess = f" Did you mean '{near[0]}'?" if near else ""
     return (
         f"fsspec knows no protocol '{protocol}'.{guess} It knows {', '.join(sorted(known))}; a "
