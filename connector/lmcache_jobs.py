@@ -14,7 +14,7 @@ import enum
 import itertools
 import logging
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from kvtiers.connector.lmcache_pieces import (
@@ -63,6 +63,7 @@ class Job:
         answers: per key, whether it was stored, loaded, found or deleted; None while
             that is open.
         error: why not all of it went well, "" if it did.
+        staged: pieces of the object in its turn that a store is done with.
 
     """
 
@@ -73,6 +74,7 @@ class Job:
     deadline: float = float("inf")
     answers: list[bool | None] = field(default_factory=list)
     error: str = ""
+    staged: int = 0
 
     def __post_init__(self) -> None:
         self.answers = [None] * len(self.keys)
@@ -179,7 +181,7 @@ class Jobs:
         self._answer_lookups()
         self._store()
         self._load()
-        self._end_deletions()
+        self._end_removals()
         self._hierarchy.tick()
         done = [job for job in self._open if not job.open]
         for job in done:
@@ -231,34 +233,41 @@ class Jobs:
             self._sets.popleft()
 
     def _store_next(self, job: Job) -> bool:
-        """Store the first object that is not; False if it has to wait for room."""
+        """Go on with the first object that is not stored; False if it has to wait for room."""
         index = job.answers.index(None)
         item = self._object(job, index)
-        if all(map(self._hierarchy.holds, item.pieces)):
-            job.answers[index] = True
-        elif not self._hierarchy.reachable():
+        if not self._hierarchy.reachable():
             job.settle("every tier is left alone for now")
         elif not self._fits(item):
-            job.answers[index] = False
             job.error = "an object is larger than half of 'staging'"
-        elif self._hierarchy.room() < len(item.pieces):
-            return False
+            job.answers[index] = False
+        elif job.staged < len(item.pieces):
+            return self._stage(job, index, item)
         else:
-            self._stage(job, index, item)
+            job.staged = 0
+            job.answers[index] = all(map(self._hierarchy.holds, item.pieces))
+            if not job.answers[index]:
+                job.error = "there was no room for it, or the policy did not admit it"
         return True
 
-    def _stage(self, job: Job, index: int, item: StoredObject) -> None:
+    def _stage(self, job: Job, index: int, item: StoredObject) -> bool:
+        """Store what there is room for of an object, from its head; False if that is nothing."""
+        if self._hierarchy.holds(item.pieces[job.staged]):
+            job.staged += 1
+            return True
+        room = self._hierarchy.room()
+        if not room:
+            return False
         run = self._prefixes.run_of([item], self._hierarchy.chunk_bytes)
-        taken = self._hierarchy.reserve("", [run])
+        taken = self._hierarchy.reserve("", [run.tail(job.staged).head(room)])
         position = {piece: number for number, piece in enumerate(item.pieces)}
         for piece, slot in taken:
             memory = self._hierarchy.memory(slot)
             fill(memory, job.buffers[index], position[piece], len(item.pieces))
         self._hierarchy.stored([piece for piece, _ in taken])
+        job.staged = min(job.staged + room, len(item.pieces))
         job.deadline = self._clock() + self._patience
-        job.answers[index] = all(map(self._hierarchy.holds, item.pieces))
-        if not job.answers[index]:
-            job.error = "there was no room for it, or the policy did not admit it"
+        return True
 
     def _fits(self, item: StoredObject) -> bool:
         fits = len(item.pieces) <= max(1, self._slots // _UNDER_WAY)
@@ -341,51 +350,55 @@ class Jobs:
         portion.read.update(piece for piece in answers if answers[piece] is Lookup.PENDING)
         if not _NOT_FINAL.isdisjoint(answers.values()):
             return
-        whole: list[tuple[int, list[bytes]]] = []
-        broken: list[int] = []
-        for index, pieces in portion.objects():
-            if all(answers[piece] is Lookup.HIT for piece in pieces):
-                whole.append((index, pieces))
-            else:
-                broken.append(index)
-        self._take_out(portion, whole)
+        hits = {piece for piece, answer in answers.items() if answer is Lookup.HIT}
+        broken = self._take_out(portion, hits)
         self._under_way.remove(portion)
         self._retry(portion, broken)
 
-    def _take_out(self, portion: _Portion, whole: Sequence[tuple[int, list[bytes]]]) -> None:
+    def _take_out(self, portion: _Portion, hits: Container[bytes]) -> list[int]:
+        """Copy what is whole to where LMCache wants it. Returns what is not."""
         name, job = portion.name, portion.job
-        unwanted: list[tuple[str, int]] = []
-        for index, pieces in whole:
-            slots = self._hierarchy.load(name, pieces)
+        broken: list[int] = []
+        unwanted: list[tuple[int, int]] = []
+        for index, pieces in portion.objects():
+            slots = self._hierarchy.load(name, [piece for piece in pieces if piece in hits])
             memory = [self._hierarchy.memory(slot) for slot in slots if slot >= 0]
-            if len(memory) < len(pieces):
-                job.answers[index] = False
-            elif job.kind is JobKind.DELETE:
-                self._removing.append((job, index))
-                unwanted.append((job.keys[index], length_in(memory[-1])))
+            nbytes = length_in(memory[-1]) if pieces[-1] in hits and memory else None
+            if nbytes is not None and self._is_unwanted(job, index, nbytes):
+                unwanted.append((index, nbytes))
+            elif len(memory) < len(pieces):
+                broken.append(index)
             else:
-                job.answers[index] = gather(job.buffers[index], memory)
-                if not job.answers[index]:
-                    unwanted.append((job.keys[index], length_in(memory[-1])))
-        if whole:
-            job.deadline = self._clock() + self._patience
+                gather(job.buffers[index], memory)
+                job.answers[index] = True
+                job.deadline = self._clock() + self._patience
         self._hierarchy.admitted(name, {})
         self._hierarchy.loaded(name)
         self._hierarchy.end(name)
-        for key, nbytes in unwanted:
-            self._remove(key, nbytes)
+        for index, nbytes in unwanted:
+            self._remove(job, index, nbytes)
+        return broken
 
-    def _remove(self, key: str, nbytes: int) -> None:
-        """Drop an object of the size that its last piece tells: deleted, or of another layout."""
-        stored = StoredObject.of(key, nbytes, self._hierarchy.chunk_bytes)
+    @staticmethod
+    def _is_unwanted(job: Job, index: int, nbytes: int) -> bool:
+        """Whether an object of that size is to go: deleted, or in the way of another layout."""
+        return job.kind is JobKind.DELETE or nbytes != len(job.buffers[index])
+
+    def _remove(self, job: Job, index: int, nbytes: int) -> None:
+        """Drop an object of the size that its last piece tells."""
+        stored = StoredObject.of(job.keys[index], nbytes, self._hierarchy.chunk_bytes)
         self._hierarchy.remove(stored.pieces)
+        self._removing.append((job, index))
 
-    def _end_deletions(self) -> None:
-        """A deletion is done when the tiers have done it, or do not in time."""
+    def _end_removals(self) -> None:
+        """Answered when the tiers have done it: or they would drop what is stored next.
+
+        Or when they do not do it in time.
+        """
         late = self._hierarchy.removing()
         for job, index in list(self._removing):
             if not late or self._clock() >= job.deadline:
-                job.answers[index] = True
+                job.answers[index] = job.kind is JobKind.DELETE
                 self._removing.remove((job, index))
 
     def _retry(self, portion: _Portion, indices: Sequence[int]) -> None:

@@ -110,15 +110,12 @@ def length_in(tail: memoryview) -> int:
     return int(nbytes)
 
 
-def gather(target: Bytes, slots: Sequence[memoryview]) -> bool:
-    """Copy an object out of the slots of its pieces; False if its size is another one."""
-    if length_in(slots[-1]) != len(target):
-        return False
+def gather(target: Bytes, slots: Sequence[memoryview]) -> None:
+    """Copy an object out of the slots of its pieces, all of them, head first."""
     step = len(slots[0])
     for index, slot in enumerate(slots):
         part = target[index * step : (index + 1) * step]
         np.copyto(part, np.frombuffer(slot, np.uint8, len(part)))
-    return True
 
 
 class Prefixes:

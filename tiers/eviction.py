@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from itertools import islice
 
 from kvtiers.policies import ChunkId
+from kvtiers.tiers.base import ChunkKey
 from kvtiers.tiers.directory import Chunk, State, runs_of
 from kvtiers.tiers.lower import LowerTier
 from kvtiers.tiers.residency import CPU, Residency
@@ -139,16 +140,21 @@ class Eviction:
         keys = self._residency.gone_from(tier, victims)
         tier.submit(Op(OpKind.REMOVE, keys, epoch=self._residency.epoch))
 
-    def remove(self, keys: Iterable[bytes]) -> None:
-        """Drop these wherever they are known to be, though nothing lacks room."""
-        found = [self._residency.get(key) for key in keys]
+    def remove(self, keys: Sequence[bytes]) -> None:
+        """Drop these everywhere, though nothing lacks room.
+
+        Every tier that may be asked is told, as the directory need not know all it has.
+        """
+        residency = self._residency
+        found = [residency.get(key) for key in keys]
         chunks = [chunk for chunk in found if chunk is not None]
-        for tier in self._residency.lower:
-            held = [chunk.key for chunk in chunks if chunk.where & tier.bit]
-            if held and tier.breaker.closed():
-                gone = self._residency.gone_from(tier, held)
-                tier.submit(Op(OpKind.REMOVE, gone, epoch=self._residency.epoch))
-        self._residency.drop([chunk for chunk in chunks if chunk.state is State.READY])
+        named = [ChunkKey(residency.namespace, key) for key in keys]
+        for tier in residency.lower:
+            if tier.breaker.closed() and residency.may_hold(tier):
+                held = [chunk.key for chunk in chunks if chunk.where & tier.bit]
+                residency.gone_from(tier, held)
+                tier.submit(Op(OpKind.REMOVE, named, epoch=residency.epoch))
+        residency.drop([chunk for chunk in chunks if chunk.state is State.READY])
 
     def expire(self) -> None:
         """Drop what the policy no longer wants kept, though there is room for it."""

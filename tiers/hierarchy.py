@@ -404,11 +404,10 @@ class Hierarchy:
         for tier in self._lower:
             self._eviction.enforce(tier)
 
-    def remove(self, keys: Iterable[bytes]) -> None:
-        """Drop chunks everywhere, as far as it is known where they are.
+    def remove(self, keys: Sequence[bytes]) -> None:
+        """Drop chunks from the arena and from every tier that may be asked, without waiting.
 
-        Without waiting for the tiers, and not from one that may not be asked. A store
-        of such a chunk that is under way may bring it back.
+        A store of such a chunk that is under way may bring it back.
         """
         self._eviction.remove(keys)
 
