@@ -30,7 +30,7 @@ from kvtiers.connector.config_specs import PolicySpec, TierSpec
 from kvtiers.connector.sizes import Capacity
 from kvtiers.tiers import TierConfig
 from kvtiers.tiers.units import SIZE
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
 logger = logging.getLogger(__name__)
 
@@ -165,7 +165,7 @@ def values(config: Config) -> Iterator[tuple[str, object]]:
         for key in options_of(type(tier.options)):
             if key != "type":
                 own = key == "capacity" and tier.capacity is not None
-                yield f"{path}.{key}", tier.capacity if own else _as_size(tier.options, key)
+                yield f"{path}.{key}", tier.capacity if own else option(tier.options, key)
     yield "policy.type", config.policy.type
     for key, value in config.policy.options:
         yield f"policy.{key}", value
@@ -174,8 +174,8 @@ def values(config: Config) -> Iterator[tuple[str, object]]:
         yield key, resolve_blocks_per_chunk(config, ()) if counts_blocks else getattr(config, key)
 
 
-def _as_size(options: TierConfig, key: str) -> object:
-    """An option, as a size if it is one."""
+def option(options: BaseModel, key: str) -> object:
+    """The value of a tier's option; of one that is a size, as a size."""
     value = getattr(options, key)
     is_size = key == "capacity" or SIZE in type(options).model_fields[key].metadata
     return Capacity(nbytes=value) if is_size and isinstance(value, int) else value

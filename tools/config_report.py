@@ -12,7 +12,8 @@ from kvtiers.connector.config import Loaded, load, values
 from kvtiers.connector.config_errors import ConfigError
 from kvtiers.connector.config_sources import EXTRA
 from kvtiers.connector.config_text import read_document
-from kvtiers.tools.config_reference import as_text, reference
+from kvtiers.tools.config_reference import reference
+from kvtiers.tools.config_sections import as_text
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text

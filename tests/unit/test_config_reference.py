@@ -9,17 +9,20 @@ import pytest
 from kvtiers.connector.config_settings import Settings
 from kvtiers.tiers import TIERS, TierConfig
 from kvtiers.tools import cli
-from kvtiers.tools.config_reference import (
+from kvtiers.tools.config_reference import reference
+from kvtiers.tools.config_sections import (
+    Row,
     Section,
+    adapter_section,
+    descriptions,
     policy_sections,
-    reference,
     tier_sections,
     top_section,
 )
 from pydantic import Field
 
 PAGE = Path(__file__).parents[2] / "docs" / "configuration-reference.md"
-SECTIONS = [top_section(), *tier_sections(), *policy_sections()]
+SECTIONS = [top_section(), *tier_sections(), *policy_sections(), adapter_section()]
 
 
 def test_the_page_in_docs_is_what_the_command_prints_now(capsys):
@@ -38,13 +41,14 @@ def test_the_page_in_docs_is_what_the_command_prints_now(capsys):
 
 @pytest.mark.parametrize("section", SECTIONS, ids=lambda section: section.title)
 def test_every_option_says_what_it_is(section):
-    assert [key for key in section.options() if not section.told().get(key)] == []
+    told = descriptions(section.model)
+    assert [key for key in section.options() if not told.get(key)] == []
 
 
 @pytest.mark.parametrize("section", SECTIONS, ids=lambda section: section.title)
 def test_every_option_of_a_model_is_a_row_and_no_cell_shows_this_machine(section):
     rows = list(section.rows())
-    assert [row[0].strip("`") for row in rows] == section.options()
+    assert [row.key for row in rows] == section.options()
     text = str(rows)
     assert str(Path.home()) not in text
     assert " object at 0x" not in text
@@ -59,8 +63,8 @@ def test_the_page_is_the_same_on_every_machine(monkeypatch, tmp_path):
     assert reference() == PAGE.read_text()
 
 
-def row(section: Section, key: str) -> tuple[str, ...]:
-    return next(row for row in section.rows() if row[0] == f"`{key}`")
+def row(section: Section, key: str) -> Row:
+    return next(row for row in section.rows() if row.key == key)
 
 
 def section(title: str) -> Section:
@@ -68,21 +72,34 @@ def section(title: str) -> Section:
 
 
 def test_a_row_has_what_a_user_asks():
-    assert row(section("`cpu`"), "capacity") == (
-        "`capacity`",
+    assert row(section("`cpu`"), "capacity") == Row(
+        "capacity",
         "a size or a share, such as 8GiB, 20GB, 1073741824, 25% or 0.25",
         "`50%`",
         "bytes of host memory for KV.",
-        "`max_local_cpu_size`",
     )
-    _, allowed, default, _, lmcache = row(section("`fs`"), "path")
-    assert (allowed, default) == (
-        "a path, in quotes",
-        "``kvtiers`` in the user's cache folder",
-    )
-    assert lmcache.startswith("`local_disk`, `remote_url`")
-    assert row(section("`fs` where `path` is a URL"), "path")[2] == "none, it must be set"
-    assert row(top_section(), "blocks_per_chunk")[1] == "a whole number, 1 or more"
+    path = row(section("`fs`"), "path")
+    assert path.allowed == "a path, in quotes"
+    assert path.default == "``kvtiers`` in the user's cache folder"
+    assert row(section("`fs`"), "buffer").default == "`1 MiB`"
+    assert row(section("`fs` where `path` is a URL"), "path").default == "none, it must be set"
+    assert row(top_section(), "blocks_per_chunk").allowed == "a whole number, 1 or more"
+    assert row(adapter_section(), "staging").default == "`256 MiB`"
+
+
+@pytest.mark.parametrize(
+    ("start", "end"),
+    [
+        ("| `capacity` |", "| `max_local_cpu_size` |"),
+        ("| `chunk_size` |", "| `chunk_size` | `KVTIERS_CHUNK_SIZE` |"),
+        ("| `policy` |", "| `cache_policy` | `KVTIERS_POLICY` |"),
+        ("| `max_local_cpu_size` | `cpu.capacity` |", "for the whole engine here |"),
+        ("| `enable_pd`, `enable_xpyd`,", "is the work of another connector |"),
+    ],
+)
+def test_the_page_has_lmcaches_words_beside_ours_and_all_of_them_below(start, end):
+    lines = PAGE.read_text().splitlines()
+    assert any(line.startswith(start) and line.endswith(end) for line in lines)
 
 
 def test_options_that_a_tier_does_not_have_are_not_in_its_table():
@@ -107,7 +124,7 @@ class Described(TierConfig):
 
 
 def test_a_description_is_the_fields_or_the_docstrings():
-    told = Section("", Described, "", "", dict).told()
+    told = descriptions(Described)
     assert told["first"] == told["second"] == "two that share a text."
     assert told["both"] == "this"
     assert told["deadline"].startswith("seconds a load from this tier may take")
