@@ -26,7 +26,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(autouse=True)
 def _no_settings_of_the_user(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in [name for name in os.environ if name.startswith("KVTIERS_")]:
+    for name in [name for name in os.environ if name.startswith(("KVTIERS_", "LMCACHE_"))]:
         monkeypatch.delenv(name)
 
 

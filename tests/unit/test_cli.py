@@ -3,6 +3,7 @@
 import importlib.machinery
 import importlib.metadata
 import io
+import os
 import subprocess
 import sys
 import types
@@ -19,8 +20,8 @@ from rich.console import Console
 
 @pytest.fixture(autouse=True)
 def _no_settings(monkeypatch):
-    for name in ("KVTIERS_CONFIG", "KVTIERS_TIERS", "KVTIERS_POLICY"):
-        monkeypatch.delenv(name, raising=False)
+    for name in [name for name in os.environ if name.startswith(("KVTIERS_", "LMCACHE_"))]:
+        monkeypatch.delenv(name)
 
 
 # kvtiers config -------------------------------------------------------------
