@@ -32,8 +32,11 @@ _AWAY = frozenset(
         "ClientConnectionError",
         "ClientPayloadError",
         "ConnectTimeoutError",
+        "ConnectionClosedError",
         "EndpointConnectionError",
-        "HTTPClientError",
+        "ProxyConnectionError",
+        "ReadTimeoutError",
+        "ResponseStreamingError",
         "SSHException",
     }
 )

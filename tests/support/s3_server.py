@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import socket
 import subprocess
@@ -26,6 +27,7 @@ class S3Server:
 
     Args:
         folder: for its log.
+        trusting: whether it takes any credentials; else it refuses all, once the bucket is made.
 
     Attributes:
         bucket: name of the bucket.
@@ -35,10 +37,11 @@ class S3Server:
 
     bucket = "kvcache"
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, trusting: bool = True) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.port = _free_port()
         self.endpoint = f"http://127.0.0.1:{self.port}"
+        self._environment = {} if trusting else {"INITIAL_NO_AUTH_ACTION_COUNT": "1"}
         self._log = folder / "moto.log"
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -68,7 +71,11 @@ class S3Server:
         command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(self.port)]
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env={**os.environ, **self._environment},
             )
         deadline = time.monotonic() + _START_SECONDS
         while not self._answers():
