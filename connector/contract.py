@@ -114,6 +114,14 @@ OFFLOAD_SCHEDULER = Class(
     "the connector reads its jobs and requests",
     attributes="manager _jobs _req_status _current_batch_allocated_block_ids "
     "_current_batch_load_jobs _current_batch_jobs_to_flush _stale_job_threshold config",
+    methods=(
+        Method(
+            "_reachable_store_block_mask",
+            "group_config start_chunk_idx end_chunk_idx final_segment_end_chunk_idx "
+            "reachable_boundaries",
+            "of a window, what ends at max_tokens is offered too",
+        ),
+    ),
 )
 
 ENTRIES: tuple[Entry, ...] = (
@@ -129,14 +137,7 @@ ENTRIES: tuple[Entry, ...] = (
         _OFF_SCHED,
         "RequestOffloadState",
         "keys of a request, and whether it still has jobs",
-        fields="req req_context transfer_jobs group_states num_locally_computed_tokens "
-        "max_offload_tokens",
-    ),
-    Class(
-        _OFF_SCHED,
-        "SchedulerOffloadConfig",
-        "groups of the model, and whether a request's last blocks are stored in part",
-        fields="kv_group_configs supports_partial_tail",
+        fields="req req_context transfer_jobs group_states num_locally_computed_tokens",
     ),
     Class(
         _OFF_SCHED,
@@ -436,6 +437,11 @@ ENTRIES: tuple[Entry, ...] = (
         "vllm.config.vllm",
         Method("get_current_vllm_config_or_none", "", "the policy above MultiConnector"),
     ),
+    Class(
+        "vllm.v1.kv_cache_interface",
+        "MambaSpec",
+        "layers that keep a state, for which chunks of several blocks are refused",
+    ),
     Function(
         f"{_OFF}.config",
         Method("build_offloading_config", "vllm_config kv_cache_config", "facts of a namespace"),
@@ -575,6 +581,13 @@ ENTRIES: tuple[Entry, ...] = (
 )
 
 CALL_ORDER: tuple[Entry, ...] = (
+    Says(
+        "a data-parallel engine's process says so in its title",
+        "vllm.v1.engine.core",
+        ("EngineCoreProc.run_engine_core",),
+        "the engines that share a host's memory are counted by it",
+        text="process_title = f'EngineCore_DP{dp_rank}'",
+    ),
     Says(
         "an adapter's name and path are in a block's hash, its content is not",
         "vllm.v1.core.kv_cache_utils",

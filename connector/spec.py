@@ -7,6 +7,7 @@ from typing import Any
 
 from kvtiers.connector import metrics
 from kvtiers.connector.config import Loaded
+from kvtiers.connector.engines import engines_on_host
 from kvtiers.connector.layout import RowLayout, plan_row
 from kvtiers.connector.manager import TieredOffloadingManager
 from kvtiers.connector.ranks import share_arena
@@ -91,13 +92,12 @@ class TieredOffloadingSpec(OffloadingSpec):  # type: ignore[misc]  # vLLM is unt
     def _make_arena(self, chunk_bytes: int, kv_caches: CanonicalKVCaches) -> Arena:
         cpu = self.context.loaded.config.tiers[0]
         options = cpu.with_bytes(
-            "tiers[0]", chunk_bytes, self._engines_on_host(), _untouched_bytes(kv_caches)
+            "tiers[0]",
+            chunk_bytes,
+            engines_on_host(self.context.vllm_config.parallel_config),
+            _untouched_bytes(kv_caches),
         )
         return make_arena(options.capacity, chunk_bytes)  # type: ignore[attr-defined]
-
-    def _engines_on_host(self) -> int:
-        parallel = self.context.vllm_config.parallel_config
-        return max(1, int(getattr(parallel, "data_parallel_size_local", 1) or 1))
 
     def _engine(
         self, kv_caches: CanonicalKVCaches, layout: RowLayout, arena: Arena

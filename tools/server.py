@@ -158,14 +158,20 @@ class VllmServer:
         with self._open(path, timeout=timeout) as answer:
             return str(answer.read().decode())
 
-    def post(self, path: str, body: Mapping[str, Any] | None = None, timeout: float = 600) -> Any:
+    def post(
+        self,
+        path: str,
+        body: Mapping[str, Any] | None = None,
+        timeout: float = 600,
+        headers: Mapping[str, str] | None = None,
+    ) -> Any:
         """The JSON that a POST answers, None if it answers nothing.
 
         Raises:
             ServerError: the status is not a success.
 
         """
-        with self._open(path, body or {}, timeout) as answer:
+        with self._open(path, body or {}, timeout, headers) as answer:
             text = answer.read()
         return json.loads(text) if text else None
 
@@ -184,10 +190,16 @@ class VllmServer:
                 if data and data != "[DONE]":
                     yield json.loads(data)
 
-    def _open(self, path: str, body: Mapping[str, Any] | None = None, timeout: float = 600) -> Any:
+    def _open(
+        self,
+        path: str,
+        body: Mapping[str, Any] | None = None,
+        timeout: float = 600,
+        headers: Mapping[str, str] | None = None,
+    ) -> Any:
         data = None if body is None else json.dumps(body).encode()
-        headers = {"Content-Type": "application/json"}
-        request = urllib.request.Request(self.url + path, data, headers)  # noqa: S310 - our own URL
+        sent = {"Content-Type": "application/json", **(headers or {})}
+        request = urllib.request.Request(self.url + path, data, sent)  # noqa: S310 - our own URL
         try:
             # Without the environment's proxies, which know nothing of this machine.
             opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ def server(
     connector: bool = True,
     extra: Mapping[str, Any] | None = None,
     environment: Mapping[str, str] | None = None,
+    arguments: Sequence[str] = (),
 ) -> VllmServer:
     """A server that has not been started. Its filesystem tier lies in ``default_root(home)``.
 
@@ -31,22 +32,24 @@ def server(
         connector: whether it has ours.
         extra: the connector's configuration, its defaults if None.
         environment: further variables.
+        arguments: further ones of the server.
 
     """
-    arguments = [
+    options = [
         *("--dtype", "float32", "--enforce-eager", "--max-model-len", "2048"),
         *("--num-gpu-blocks-override", "64", "--enable-prompt-tokens-details"),
         *("--shutdown-timeout", "30"),
+        *arguments,
     ]
     if connector:
         transfer = CONNECTOR if extra is None else CONNECTOR | {"kv_connector_extra_config": extra}
-        arguments += ["--kv-transfer-config", json.dumps(transfer)]
+        options += ["--kv-transfer-config", json.dumps(transfer)]
     variables = {"HOME": str(home), "XDG_CACHE_HOME": str(home / ".cache")}
     home.mkdir(exist_ok=True)
     return VllmServer(
         str(model),
         home / "vllm.log",
-        arguments,
+        options,
         {**variables, "VLLM_CPU_KVCACHE_SPACE": "1", **(environment or {})},
         start_timeout=240,
     )
@@ -59,7 +62,16 @@ def default_root(home: Path) -> Path:
 
 def metric(server: VllmServer, name: str, tier: str) -> float | None:
     """A figure of the connector on vLLM's ``/metrics``, None if it is not there."""
-    pattern = rf'^vllm:kvtiers_tier_{name}\{{[^}}]*\btier="{tier}"[^}}]*\}} (\S+)$'
+    return _figure(server, name, rf'\btier="{tier}"')
+
+
+def metric_of(server: VllmServer, name: str, tier: str, engine: int) -> float | None:
+    """The same of one of several engines."""
+    return _figure(server, name, rf'\bengine="{engine}"[^}}]*\btier="{tier}"')
+
+
+def _figure(server: VllmServer, name: str, labels: str) -> float | None:
+    pattern = rf"^vllm:kvtiers_tier_{name}\{{[^}}]*{labels}[^}}]*\}} (\S+)$"
     found = re.findall(pattern, server.get("/metrics"), re.MULTILINE)
     return sum(map(float, found)) if found else None
 
@@ -77,8 +89,21 @@ def wait_for_metric(
     return value
 
 
-def complete(server: VllmServer, prompt: list[int], max_tokens: int = 1) -> str:
-    """The text of a greedy answer."""
+def wait_for(there: Callable[[], bool], server: VllmServer, seconds: float = 60) -> None:
+    """Until it is so, with both of two engines kept stepping."""
+    deadline = time.monotonic() + seconds
+    while not there():
+        assert time.monotonic() < deadline, "it did not come about in time"
+        for rank in (0, 1):
+            complete(server, [1, 2, 3], rank=rank)
+        time.sleep(0.2)
+
+
+def complete(
+    server: VllmServer, prompt: list[int], max_tokens: int = 1, rank: int | None = None
+) -> str:
+    """The text of a greedy answer; ``rank`` chooses among data-parallel engines."""
     body = {"model": server.model, "prompt": prompt, "max_tokens": max_tokens, "temperature": 0}
-    answer = server.post("/v1/completions", {**body, "ignore_eos": True})
+    headers = {} if rank is None else {"X-data-parallel-rank": str(rank)}
+    answer = server.post("/v1/completions", {**body, "ignore_eos": True}, headers=headers)
     return str(answer["choices"][0]["text"])
