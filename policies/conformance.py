@@ -156,6 +156,7 @@ class HierarchyModel(RuleBasedStateMachine):
         self.numbers = 8
         self.requests: list[PolicyRequest] = []
         self.arrivals = 0
+        self.age = 0.0
 
     # Steps ------------------------------------------------------------------
 
@@ -221,6 +222,25 @@ class HierarchyModel(RuleBasedStateMachine):
         hit = _leading(run, self.held[tier])
         if hit:
             self._insert(run.head(hit), "cpu")
+
+    @rule(
+        of=st.integers(0),
+        group=st.integers(0, GROUPS - 1),
+        tier=st.sampled_from(["fs", "redis"]),
+        older=st.floats(0, 100),
+    )
+    def find(self, of: int, group: int, tier: str, older: float) -> None:
+        """A scan finds chunks one by one, tails first, and what precedes them is not known."""
+        self.age += older
+        held, branch = self.held[tier], self.branches[of % len(self.branches)]
+        # What the interface says of found chunks, older than all others, can't be
+        # true of one that another chunk of the tier needs.
+        needed = {run.parent for run in held.values()}
+        for chunk in reversed(branch.run(group, 0, len(branch.numbers), self.kind).chunks):
+            full = CAPACITY[tier] and len(held) >= CAPACITY[tier]
+            if not full and chunk not in held and chunk not in needed:
+                held[chunk] = Run((chunk,), chunk_bytes=CHUNK_BYTES, group=group)
+                self.twins.tell("on_found", held[chunk], tier, self.age)
 
     @rule(data=st.data(), tier=st.sampled_from(list(CAPACITY)))
     def lose(self, data: st.DataObject, tier: str) -> None:

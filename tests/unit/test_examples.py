@@ -7,11 +7,9 @@ suite on the example tier is in test_tiers_behind_wrappers.py.
 from __future__ import annotations
 
 import example_packages
-import pytest
 from kvtiers.connector.config import load, resolve_blocks_per_chunk
 
 example_packages.importable()
-pytest.register_assert_rewrite("kvtiers.policies.conformance")
 
 # Found since the line above, and run here too.
 from test_kvtiers_gdsf import (  # noqa: E402

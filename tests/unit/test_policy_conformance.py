@@ -58,6 +58,11 @@ class RaisesForUnknown(Fifo):
             del self.chunks[tier][chunk]
 
 
+class IgnoresWhatWasFound(Fifo):
+    def on_found(self, run: Run, tier: str, age: float) -> None:
+        pass
+
+
 class NamesTwice(Fifo):
     def victims(self, tier: str, n_bytes: int) -> Iterator[ChunkId]:
         return iter([*self.chunks[tier], *self.chunks[tier]])
@@ -144,6 +149,7 @@ STATEFUL = "test_keeps_the_contract_in_any_sequence_of_calls"
     ("broken", "complaint"),
     [
         (ForgetsToRemove, "does not hold"),
+        (IgnoresWhatWasFound, "never names"),
         (NamesTwice, "more than once"),
         (StopsEarly, "never names"),
         (ChangesOnVictims, "changed something"),

@@ -11,12 +11,8 @@ from pathlib import Path
 import pytest
 import xxhash
 from kvtiers.tiers.base import Entry, ReadOutcome, Tier, TierConfig, Usage, WriteOutcome
-
-pytest.register_assert_rewrite("kvtiers.tiers.conformance")
-
-# Rewritten before its import.
-from kvtiers.tiers.conformance import ROOMY, TierConformance  # noqa: E402
-from tier_recipes import CpuRecipe, FsRecipe  # noqa: E402
+from kvtiers.tiers.conformance import ROOMY, TierConformance
+from tier_recipes import CpuRecipe, FsRecipe
 
 
 class TestCpuTier(CpuRecipe):

@@ -7,18 +7,14 @@ from __future__ import annotations
 
 import doc_pages
 import example_packages
-import pytest
 from kvtiers.tiers import Tier
+from kvtiers.tiers.wrappers import FaultyTier, LatencyTier
+from redis_tiers import RedisConformance
+from tier_recipes import CpuRecipe, FsRecipe
 
 example_packages.importable()
-for module in ("kvtiers.tiers.conformance", "test_kvtiers_sqlite"):
-    pytest.register_assert_rewrite(module)
 
-# Rewritten before their import.
-from kvtiers.tiers.wrappers import FaultyTier, LatencyTier  # noqa: E402
-from redis_tiers import RedisConformance  # noqa: E402
-from test_kvtiers_sqlite import TestSqliteTier as SqliteRecipe  # noqa: E402
-from tier_recipes import CpuRecipe, FsRecipe  # noqa: E402
+from test_kvtiers_sqlite import TestSqliteTier as SqliteRecipe  # noqa: E402 - found since then
 
 doc_pages.module("write-a-tier.md", "kvtiers_memory")
 MemoryRecipe = doc_pages.module("write-a-tier.md", "test_kvtiers_memory").TestMemoryTier

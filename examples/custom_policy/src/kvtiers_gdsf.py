@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Annotated, ClassVar
 
@@ -48,8 +49,8 @@ class GdsfPolicy(ScoredPolicy):
 
     def score(self, chunk: ChunkFacts, now: float) -> float:  # noqa: ARG002 - it ages by evictions
         """The value of ``chunk``."""
-        worth = chunk.uses**self.config.frequency * self._cost_by_size[chunk.chunk]
-        return self._age_at_use[chunk.chunk] + worth
+        uses = math.pow(chunk.uses, self.config.frequency)
+        return self._age_at_use[chunk.chunk] + uses * self._cost_by_size[chunk.chunk]
 
     def on_insert(self, run: Run, tier: str) -> None:
         """Note what each new chunk would cost to compute again."""

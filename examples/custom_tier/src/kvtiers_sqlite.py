@@ -181,8 +181,9 @@ class SqliteTier(Tier):
         row = db.execute(query, _name(key)).fetchone()
         if row is None:
             return ReadOutcome.MISS
-        if _fill(db, *row, key, buffer) is not None:
-            damaged.append(row[:1])
+        number, metadata = row
+        if _fill(db, number, metadata, key, buffer) is not None:
+            damaged.append((number,))
             return ReadOutcome.CORRUPT
         self._uses.append((_stamp(key), *_name(key)))
         return ReadOutcome.HIT
