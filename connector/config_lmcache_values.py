@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -113,7 +112,7 @@ def _number(value: object) -> int | float:
     if isinstance(value, bool) or not isinstance(value, int | float | str):
         raise TypeError
     number = float(value) if isinstance(value, str) else value
-    if not 0 <= number < math.inf:
+    if not number >= 0:  # so that it stops NaN too
         raise ValueError
     return number
 

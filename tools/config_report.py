@@ -24,7 +24,7 @@ _NOTE = "This can work. The server checks folders, free room and block sizes whe
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of ``kvtiers config``."""
     what = (
-        "a YAML or JSON file to check; or, from a '{' on, the JSON text of --kv-transfer-config or "
+        "a YAML or JSON file to check, LMCache's too; or, from a '{' on, the JSON text of --kv-transfer-config or "
         "of the kv_connector_extra_config in it"
     )
     given = parser.add_mutually_exclusive_group()

@@ -473,6 +473,10 @@ def test_who_overrides_a_file_in_lmcaches_words_does_it_in_lmcaches_words(lmcach
     found = problem({"config": file, "max_local_disk_size": 1, "tiers": ["cpu"]})
     assert f"(from {EXTRA}) say where KV lies in LMCache's words, and tiers (from" in found
     assert [entry["capacity"] for entry in entries(loaded)] == [7 * GIB, GIB]
+    twice = lmcache_file("local_cpu: true\nmax_local_cpu_size: 5\nlmcache.max_local_cpu_size: 6\n")
+    assert "are the same word" in problem({"config": twice})
+    loaded = load({"config": twice, "max_local_cpu_size": 7}, {})
+    assert entries(loaded)[0]["capacity"] == 7 * GIB
 
 
 def test_words_are_written_as_for_lmcaches_connector_too():
