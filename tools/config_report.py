@@ -24,8 +24,8 @@ _NOTE = "This can work. The server checks folders, free room and block sizes whe
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of ``kvtiers config``."""
     what = (
-        "a YAML or JSON file to check, LMCache's too; or, from a '{' on, the JSON text of --kv-transfer-config or "
-        "of the kv_connector_extra_config in it"
+        "a YAML or JSON file to check, which may be LMCache's; or, from a '{' on, the JSON text of "
+        "--kv-transfer-config or of the kv_connector_extra_config in it"
     )
     given = parser.add_mutually_exclusive_group()
     given.add_argument("file", metavar="FILE", nargs="?", help=what)

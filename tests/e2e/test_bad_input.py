@@ -48,12 +48,12 @@ def test_every_mistake_of_the_configuration_is_told_at_once(llama: Path, tmp_pat
     said = output_of(llama, tmp_path, connector_config(tiers, polcy="lru"))
     assert (
         "tiers[1].type is 'fss' (from kv_connector_extra_config): Unknown tier 'fss'. Known: cpu, "
-        "fs. Did you mean 'fs'?"
+        "fs, redis. Did you mean 'fs'?"
     ) in said
     assert (
         "tiers[2].capcity (from kv_connector_extra_config) is not a key that kvtiers knows. Did "
-        "you mean 'capacity'? Known here: capacity, deadline, direct, fsync, name, path, threads, "
-        "type. Correct it or leave it out."
+        "you mean 'capacity'? Known here: block_size, buffer, capacity, deadline, direct, fsync, "
+        "headroom, name, path, threads, type. Correct it or leave it out."
     ) in said
     assert (
         "tiers[4] is 'fs' (from kv_connector_extra_config): tiers[3] is called that already. "

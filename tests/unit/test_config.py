@@ -341,8 +341,8 @@ def test_a_misspelt_key_names_its_path_its_line_and_the_nearest_spelling(yaml_fi
     """)
     assert problem({"config": file}) == (
         f"tiers[1].capcity (from file {file}:5) is not a key that kvtiers knows. Did you mean "
-        "'capacity'? Known here: capacity, deadline, direct, fsync, name, path, threads, type. "
-        "Correct it or leave it out."
+        "'capacity'? Known here: block_size, buffer, capacity, deadline, direct, fsync, headroom, "
+        "name, path, threads, type. Correct it or leave it out."
     )
 
 
@@ -354,7 +354,7 @@ def test_a_misspelt_top_level_key():
 
 def test_every_problem_is_told_at_once():
     found = problems({"tiers": ["cpu", "fss"], "polcy": "lru", "chunk_size": 0})
-    assert [text.split()[0] for text in found] == ["tiers[1].type", "polcy", "chunk_size"]
+    assert {text.split()[0] for text in found} == {"tiers[1].type", "polcy", "chunk_size"}
 
 
 def test_unknown_tier():
