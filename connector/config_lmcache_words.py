@@ -120,6 +120,7 @@ _JOBS: Mapping[str, tuple[str, ...]] = {
         "store_location",
         "priority_limit",
         "min_retrieve_tokens",
+        "hit_miss_ratio",
         "skip_last_n_tokens",
     ),
     "engines share KV through a redis tier, or an fs tier on a shared mount": (
@@ -143,11 +144,11 @@ _JOBS: Mapping[str, tuple[str, ...]] = {
         "lmcache.mp.host",
         "lmcache.mp.port",
         "lmcache.mp.server_urls",
-        "lmcache.mp.save_decode_cache",
         "lmcache.mp.lazy_offload",
-        "lmcache.mp.eager_prefetch",
         "lmcache.mp.transfer_intermediate_tensors",
     ),
+    "see offload_prompt_only": ("lmcache.mp.save_decode_cache",),
+    "see prefetch_window": ("lmcache.mp.eager_prefetch",),
     "the hand-off from prefill to decode is the work of another connector": (
         "enable_pd",
         "pd_role",
@@ -178,7 +179,7 @@ _JOBS: Mapping[str, tuple[str, ...]] = {
         "maru_path",
         "maru_pool_size",
     ),
-    "metrics are on vLLM's own /metrics": (
+    "what each tier did is on vLLM's own /metrics": (
         "internal_api_server_enabled",
         "internal_api_server_host",
         "internal_api_server_port_start",
@@ -191,7 +192,7 @@ _JOBS: Mapping[str, tuple[str, ...]] = {
         "chunk_statistics_strategy",
         "audit_actual_remote_url",
     ),
-    "nothing from outside is run in the engine": (
+    "no script from outside is run in the engine": (
         "script_allowed_imports",
         "run_script_api_enabled",
     ),
@@ -200,7 +201,6 @@ _JOBS: Mapping[str, tuple[str, ...]] = {
         "external_lookup_client",
         "lookup_server_worker_ids",
         "enable_scheduler_bypass_lookup",
-        "hit_miss_ratio",
     ),
     "a pin ends with the copy or the request that it is for": (
         "pin_timeout_sec",
@@ -211,7 +211,7 @@ _JOBS: Mapping[str, tuple[str, ...]] = {
         "storage_plugins",
     ),
     "vLLM publishes KV events; see its --kv-events-config": ("enable_kv_events",),
-    "the engine's Python is left to vLLM": ("py_enable_gc",),
+    "Python's garbage collector is left as vLLM has it": ("py_enable_gc",),
     "nothing is configured over the network": ("remote_config_url", "app_id"),
     "only KV is kept": (
         "enable_hidden_state_cache",
