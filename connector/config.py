@@ -151,7 +151,7 @@ def load(
     # What counts, as for blocks_per_chunk.
     counting = {} if _own_memory(layers) else {"warm_cache_ratio": ratio or WARM_CACHE_RATIO}
     config = Config(**(settings.model_dump() | counting), tiers=tuple(tiers), policy=policy)
-    origins = {path: _origin(layers, path) for path, _ in values(config)}
+    origins = {path: _origin(layers, config, path) for path, _ in values(config)}
     return Loaded(config, origins, layers.warnings, lmcache.notes, lmcache.uses)
 
 
@@ -272,7 +272,7 @@ def _unknown(key: str, layers: Layers, reader: EntryReader) -> str:
     return text if did_you_mean(key, known) else text + near_word(key)
 
 
-def _origin(layers: Layers, path: str) -> str:
+def _origin(layers: Layers, config: Config, path: str) -> str:
     """Where an effective value was written, "default" if nowhere."""
     top, _, key = path.rpartition(".")
     if not top:
@@ -281,4 +281,14 @@ def _origin(layers: Layers, path: str) -> str:
     written = key == "type" if isinstance(entry, str) else key in entry
     if path == "tiers[0].capacity" and not _own_memory(layers) and layers.sets("warm_cache_ratio"):
         return layers.origin("warm_cache_ratio")
+    if not written and top != "policy" and _derived(config.tiers[int(top[6:-1])].options, key):
+        return layers.origin(top)
     return layers.origin(path) if written else "default"
+
+
+def _derived(options: TierConfig, key: str) -> bool:
+    """Whether a tier took an option from another one, such as a user from a URL."""
+    if key not in options.model_fields_set or key in ("type", "capacity"):
+        return False
+    default = type(options).model_fields[key].get_default(call_default_factory=True)
+    return bool(getattr(options, key) != default)

@@ -215,7 +215,7 @@ class Translator:
 
     def _refuse(self, word: Word, why: str) -> None:
         # A URL or an option may hold a password.
-        shown = "" if word.name in ("remote_url", "extra_config") else f" is {word.value!r}"
+        shown = "" if word.name in ("remote_url", "extra_config") else f" is {word.value!r:.200}"
         problem = f"{word.key}{shown} (from {word.origin}): {why}"
         if problem not in self.problems:
             self.problems.append(problem)

@@ -1,4 +1,4 @@
-"""How values are read that stand beside LMCache's words: its units, its lists in one text."""
+"""LMCache's words as they are written: how their values are read, and what became of each."""
 
 from __future__ import annotations
 

@@ -110,6 +110,17 @@ def test_every_value_has_an_origin_down_to_a_tiers_options(yaml_file):
     assert loaded.origins["policy.type"] == "default"
 
 
+def test_what_a_tier_takes_out_of_another_option_was_written_with_its_entry(yaml_file):
+    file = yaml_file("""
+        tiers:
+          - cpu
+          - {type: redis, url: "redis://ada:secret@host/3"}
+    """)
+    origins = load({"config": file}, {}).origins
+    assert origins["tiers[1].username"] == origins["tiers[1].password"] == f"file {file}:4"
+    assert origins["tiers[1].ttl"] == "default"
+
+
 def test_a_json_file_says_the_same_as_a_yaml_file(yaml_file):
     data = {"tiers": ["cpu", {"type": "fs", "path": "/data"}], "chunk_size": 256}
     as_json = yaml_file(json.dumps(data, indent="\t"), "kvtiers.json")

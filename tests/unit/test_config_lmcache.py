@@ -376,6 +376,7 @@ def test_a_policy_that_is_not_here_is_told_and_the_default_decides(name):
         ({"max_local_cpu_size": 1e308}, "it must be a number of GiB above 0"),
         ({"max_local_disk_size": -1}, "it must be a number of GiB without a unit"),
         ({"max_local_disk_size": float("nan")}, "it must be a number of GiB without a unit"),
+        ({"max_local_cpu_size": "9" * 5000}, "9" * 199 + " (from kv_connector_extra_config): it m"),
         ({"local_cpu": "maybe"}, "local_cpu is 'maybe' (from kv_connector_extra_config): it must"),
         ({"local_disk": True, "max_local_disk_size": 1}, "it must be a folder"),
         ({"local_disk": "s3://x", "max_local_disk_size": 1}, "it must be a folder"),
