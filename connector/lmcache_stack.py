@@ -114,13 +114,19 @@ def build(params: Mapping[str, Any], wake: Callable[[], None]) -> Stack:
     for index, spec in enumerate(tiers):
         config = spec.with_bytes(f"tiers[{index}]", settings.piece_size)
         lower[spec.name] = spec.tier_class()(config, settings.piece_size)
+    probed = {name: tier.probe() for name, tier in lower.items()}
     arena = make_arena(settings.staging, settings.piece_size)
     capacity = CpuTier.Config(capacity=arena.nbytes)
     staging = CpuTier(capacity, settings.piece_size, arena, Populator(arena))
     namespace = namespace_of(settings)
     make_workers = _waking(wake)
     hierarchy = Hierarchy(
-        staging, lower, _policy_maker(policy), namespace, make_workers=make_workers
+        staging,
+        lower,
+        _policy_maker(policy),
+        namespace,
+        make_workers=make_workers,
+        away={name: why for name, why in probed.items() if why is not None},
     )
     logger.info(
         "kvtiers behind LMCache: policy %s; %s; pieces of %s, %s for staging; namespace %s",
