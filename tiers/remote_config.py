@@ -98,9 +98,9 @@ class RemoteFsConfig(TierConfig):
     model_config = ConfigDict(hide_input_in_errors=True, arbitrary_types_allowed=True)
 
     type: str = "fs"
-    # The connections to the store. One carries some 50 to 100 MB/s from a real object
-    # store, which takes tens of milliseconds to begin; and one thread of Python, which
-    # drives them all, is busy with about 700 MB/s.
+    # As many connections to the store. From a server that takes 30 ms to begin and sends
+    # 80 MB/s to each, 1, 4, 8, 16 and 32 of them brought 33, 136, 320, 357 and 165 MB/s
+    # on two busy cores: one thread of Python drives them all, at some 5 ms for 4 MiB.
     threads: int = 16
     path: str
     storage_options: StorageOptions = StorageOptions({})
