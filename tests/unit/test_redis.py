@@ -14,6 +14,7 @@ from kvtiers.tiers import ChunkKey, Namespace, ReadOutcome, WriteOutcome
 from kvtiers.tiers.buffers import aligned_buffer
 from kvtiers.tiers.format import METADATA_BYTES
 from kvtiers.tiers.redis import RedisTier
+from kvtiers.tiers.redis_protocol import pack
 from redis_server import RedisServer
 from redis_tiers import name_of
 from redis_tls import clustered
@@ -200,12 +201,7 @@ def test_a_server_that_hangs_costs_one_deadline_a_call_and_is_used_again(own_ser
 
 def test_after_a_restart_no_call_fails_and_what_was_lost_is_uncounted(own_server, open_tier):
     tier = open_tier(own_server, pool_size=4)
-    barrier = threading.Barrier(4)
-    connect = [threading.Thread(target=lambda: held(tier, barrier)) for _ in range(4)]
-    for thread in connect:
-        thread.start()
-    for thread in connect:
-        thread.join()
+    connect(tier, 4)
     write(tier, KEYS)
     own_server.kill()
     assert read(tier, KEYS) == [FAILED] * 8
@@ -219,12 +215,20 @@ def test_after_a_restart_no_call_fails_and_what_was_lost_is_uncounted(own_server
     assert read(tier, KEYS) == [HIT] * 8
 
 
-def held(tier, barrier):
-    """Take a connection while others have one each."""
-    with tier._client.session() as session:
-        barrier.wait(30)
-        assert session.ask([[b"PING"]]) == [b"PONG"]
-        barrier.wait(30)
+def connect(tier, count):
+    """Fill the pool: so many threads have a connection each at one moment."""
+    barrier = threading.Barrier(count)
+
+    def hold():
+        with tier._client.session() as session:
+            barrier.wait(30)
+            assert session.ask([[b"PING"]]) == [b"PONG"]
+
+    threads = [threading.Thread(target=hold) for _ in range(count)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
 
 
 def test_a_kind_of_failure_is_logged_once(own_server, open_tier, caplog):
@@ -237,20 +241,24 @@ def test_a_kind_of_failure_is_logged_once(own_server, open_tier, caplog):
 
 
 class Trickle(threading.Thread):
-    """A server that answers whatever it is asked, a byte at a time, and never to the end."""
+    """A server that sends a value a byte at a time, and never to the end."""
 
     def __init__(self):
         super().__init__(daemon=True)
         self.listener = socket.create_server(("127.0.0.1", 0))
         self.stopped = threading.Event()
+        self.sent = 0
         self.start()
 
     def run(self):
         peer, _ = self.listener.accept()
         with peer, contextlib.suppress(ConnectionError):
-            peer.sendall(b"+OK\r\n" * 2 + b"$%d\r\n" % STORED)
+            while b"GET" not in peer.recv(4096):
+                peer.sendall(b"+OK\r\n")
+            peer.sendall(b"$%d\r\n" % STORED)
             while not self.stopped.wait(0.02):
                 peer.sendall(b"x")
+                self.sent += 1
 
 
 def test_a_server_that_is_never_done_is_left_at_the_deadline():
@@ -261,9 +269,74 @@ def test_a_server_that_is_never_done_is_left_at_the_deadline():
     thread = threading.Thread(target=lambda: outcomes.extend(read(tier, KEYS[:1])), daemon=True)
     thread.start()
     thread.join(60)
+    assert server.sent > 0
     assert outcomes == [FAILED], "at that pace it would have taken four minutes"
     server.stopped.set()
     server.listener.close()
+
+
+class Link(threading.Thread):
+    """Passes bytes on to a server, until the connections of the moment are forgotten."""
+
+    def __init__(self, server):
+        super().__init__(daemon=True)
+        self.listener = socket.create_server(("127.0.0.1", 0))
+        self.url = f"redis://127.0.0.1:{self.listener.getsockname()[1]}"
+        self._server = server
+        self._open = []
+        self.start()
+
+    def run(self):
+        with contextlib.suppress(OSError):
+            while True:
+                ends = (self.listener.accept()[0], socket.socket(socket.AF_UNIX))
+                ends[1].connect(str(self._server.socket))
+                alive = threading.Event()
+                alive.set()
+                self._open.append((alive, ends))
+                for way in (ends, ends[::-1]):
+                    args = (alive, *way)
+                    threading.Thread(target=self._pass, args=args, daemon=True).start()
+
+    @staticmethod
+    def _pass(alive, source, target):
+        with contextlib.suppress(OSError):
+            while data := source.recv(1 << 16):
+                if alive.is_set():
+                    target.sendall(data)
+
+    def forget(self):
+        """As when a host vanishes, or a firewall drops what it knew: no word to either end."""
+        for alive, _ in self._open:
+            alive.clear()
+
+    def close(self):
+        self.listener.close()
+        for _, ends in self._open:
+            for end in ends:
+                end.close()
+
+
+def test_connections_that_died_without_a_word_cost_one_deadline_together(own_server, open_tier):
+    link = Link(own_server)
+    tier = open_tier(link, pool_size=4, deadline=1.0)
+    connect(tier, 4)
+    write(tier, KEYS[:1])
+    link.forget()
+    assert read(tier, KEYS[:1]) == [FAILED]
+    for _ in range(4):
+        assert read(tier, KEYS[:1]) == [HIT]
+    link.close()
+
+
+def test_a_connection_that_was_left_in_the_middle_is_not_used_again(server, open_tier):
+    """Or the next call would take the late answer for its own."""
+    tier = open_tier(server, pool_size=1)
+    with contextlib.suppress(ConnectionError), tier._client.session() as session:
+        session.send([pack(b"BLPOP", b"nothing", b"1")], answers=1)
+        raise ConnectionResetError
+    with tier._client.session() as session:
+        assert session.ask([[b"PING"]]) == [b"PONG"]
 
 
 def test_a_full_pool_makes_threads_wait_and_never_has_more_connections(server, open_tier, client):
