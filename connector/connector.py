@@ -23,13 +23,12 @@ from kvtiers.connector.config import (
     load,
     resolve_blocks_per_chunk,
 )
-from kvtiers.connector.config_errors import ConfigError
+from kvtiers.connector.engine_checks import check_chunks, check_engine, check_nesting
 from kvtiers.connector.manager import Adapter, RequestKeys, TieredOffloadingManager
 from kvtiers.connector.spec import CONTEXT, Context, TieredOffloadingSpec
 from kvtiers.connector.transfer import TieredWorkerMetadata, WorkerReport
 from kvtiers.policies import PolicyRequest
 from kvtiers.tiers import Usage
-from vllm.config import get_current_vllm_config_or_none
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorHandshakeMetadata,
     KVConnectorMetadata,
@@ -61,8 +60,8 @@ class TieredKVConnector(OffloadingConnector):  # type: ignore[misc]  # vLLM is u
     def __init__(self, vllm_config: Any, role: KVConnectorRole, kv_cache_config: Any) -> None:
         compat.check()
         loaded = load(vllm_config.kv_transfer_config.kv_connector_extra_config, os.environ)
-        _check_engine(vllm_config)
-        _check_nesting(vllm_config)
+        check_engine(vllm_config)
+        check_nesting(vllm_config)
         # Read by the scheduler right after it has made its connector. The default
         # ("fail") ends a request with an empty answer when a load fails.
         vllm_config.kv_transfer_config.kv_load_failure_policy = "recompute"
@@ -70,7 +69,8 @@ class TieredKVConnector(OffloadingConnector):  # type: ignore[misc]  # vLLM is u
             _with_own_extra(vllm_config, kv_cache_config, loaded), role, kv_cache_config
         )
         self._block_pool: Any = None
-        self._max_tokens = loaded.config.max_tokens
+        if role is KVConnectorRole.SCHEDULER and loaded.config.max_tokens is not None:
+            self._keep_window_before(loaded.config.max_tokens)
         # Worker side: which request a load job belongs to, and what failed.
         self._load_requests: dict[int, str] = {}
         self._failed_jobs: dict[int, tuple[int, ...]] = {}
@@ -102,7 +102,7 @@ class TieredKVConnector(OffloadingConnector):  # type: ignore[misc]  # vLLM is u
         """Scheduler side: the workers have registered their KV caches; open the tiers."""
         reports = [report for report in metadata.values() if isinstance(report, WorkerReport)]
         if reports:
-            self._manager.open(reports[0], self._gpu_usage)
+            self._manager.open(reports[0], self._gpu_usage, self._gpu_fullness)
 
     def bind_kv_cache_manager(self, kv_cache_manager: Any) -> None:
         """Scheduler side: vLLM's prefix cache, which is our GPU tier."""
@@ -112,30 +112,32 @@ class TieredKVConnector(OffloadingConnector):  # type: ignore[misc]  # vLLM is u
     def _gpu_usage(self) -> Usage:
         return compat.gpu_usage(self._block_pool, self._kv_cache_config)
 
+    def _gpu_fullness(self) -> float:
+        return compat.gpu_fullness(self._block_pool)
+
+    def _keep_window_before(self, tokens: int) -> None:
+        """Have vLLM offer the window that ends where the longest stored prefix does.
+
+        By default it offers of a window only what a prefix as long as the prompt needs,
+        and none of that may be stored if the prompt is longer than ``max_tokens``.
+        """
+        mask = self.scheduler._reachable_store_block_mask  # noqa: SLF001 - in the contract
+
+        def with_boundary(*, reachable_boundaries: tuple[int, ...], **kwargs: Any) -> Any:
+            return mask(reachable_boundaries=(*reachable_boundaries, tokens), **kwargs)
+
+        self.scheduler._reachable_store_block_mask = with_boundary  # noqa: SLF001 - in the contract
+
     # Requests on the scheduler ----------------------------------------------
 
     def on_new_request(self, request: Any) -> None:
         """Look the whole request up in every tier, at once, while it waits in the queue."""
         super().on_new_request(request)
-        self._limit_stores(request.request_id)
         if request.lora_request is None:
             self._begin(request)
         else:
             self._adapters.ask(request.request_id, request.lora_request)
             self._begin_with_adapter(request)
-
-    def _limit_stores(self, request_id: str) -> None:
-        """Tell vLLM of ``max_tokens``, so that of a window it offers what ends there.
-
-        The manager keeps to it anyway. vLLM 0.32 and 0.33 assert that the limit, which
-        a client may set lower, lies behind every partial tail: there it is not told.
-        """
-        limit = self._max_tokens
-        if limit is None or self.scheduler.config.supports_partial_tail:
-            return
-        status = self.scheduler._req_status[request_id]  # noqa: SLF001 - in the contract
-        theirs = status.max_offload_tokens
-        status.max_offload_tokens = limit if theirs is None else min(limit, theirs)
 
     def _begin_with_adapter(self, request: Any) -> bool:
         """The same, once it is known what the request's adapter holds. Returns if it is."""
@@ -412,56 +414,6 @@ class TieredKVConnector(OffloadingConnector):  # type: ignore[misc]  # vLLM is u
         )
 
 
-def _check_engine(vllm_config: Any) -> None:
-    """Refuse engines that can't use a prefix cache in tiers.
-
-    Raises:
-        ConfigError: naming the option of the engine.
-
-    """
-    if not vllm_config.cache_config.enable_prefix_caching:
-        raise ConfigError(
-            [
-                "Prefix caching is switched off, so vLLM computes no hashes by which kvtiers could "
-                "find a chunk again. Remove --no-enable-prefix-caching, or remove "
-                "TieredKVConnector from --kv-transfer-config."
-            ]
-        )
-    nodes = getattr(vllm_config.parallel_config, "nnodes_within_dp", 1)
-    if nodes > 1:
-        raise ConfigError(
-            [
-                f"This engine spans {nodes} nodes, and kvtiers' arena is memory of one host. Run "
-                "one engine per node (data parallelism), or remove TieredKVConnector from "
-                "--kv-transfer-config."
-            ]
-        )
-
-
-def _check_nesting(vllm_config: Any) -> None:
-    """Under MultiConnector the scheduler reads a policy that a connector inside can't set.
-
-    Seen by the workers only, since vLLM's configuration is at hand where they start.
-
-    Raises:
-        ConfigError: it would end a request whose load failed.
-
-    """
-    outer = getattr(get_current_vllm_config_or_none(), "kv_transfer_config", None)
-    if outer is None or outer is vllm_config.kv_transfer_config:
-        return
-    if outer.kv_load_failure_policy != "recompute":
-        raise ConfigError(
-            [
-                f"kv_load_failure_policy is {outer.kv_load_failure_policy!r}, so vLLM would end "
-                "a request with an empty answer whenever a load fails. kvtiers sets it to "
-                f"'recompute' by itself, but cannot do so inside {outer.kv_connector}: write "
-                f'"kv_load_failure_policy": "recompute" beside "kv_connector": '
-                f'"{outer.kv_connector}" in --kv-transfer-config.'
-            ]
-        )
-
-
 def _with_own_extra(vllm_config: Any, kv_cache_config: Any, loaded: Loaded) -> Any:
     """VLLM's configuration with the extra configuration that its own code shall see."""
     settings = loaded.config
@@ -477,6 +429,7 @@ def _with_own_extra(vllm_config: Any, kv_cache_config: Any, loaded: Loaded) -> A
     plain = build_offloading_config(_with_extra(vllm_config, extra), kv_cache_config)
     tokens = [group.tokens_per_block for group in plain.groups]
     extra["blocks_per_chunk"] = resolve_blocks_per_chunk(settings, tokens)
+    check_chunks(settings, extra["blocks_per_chunk"], kv_cache_config)
     check_max_tokens(settings, max(tokens) * extra["blocks_per_chunk"])
     return _with_extra(vllm_config, extra)
 

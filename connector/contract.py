@@ -492,6 +492,7 @@ ENTRIES: tuple[Entry, ...] = (
         "what the GPU holds already is not promoted",
         methods=(
             Method("get_cached_block", "block_hash kv_cache_group_ids", "a look into the GPU tier"),
+            Method("get_usage", "", "whether offload_threshold is passed"),
         ),
         runtime=False,
     ),

@@ -74,6 +74,7 @@ def pass_through(
     *,
     redis: str | None = None,
     arena: str = "64MiB",
+    block: int = BLOCK,
     blocks_per_chunk: int = 1,
     max_tokens: int = 16,
     asking: Sequence[Mapping[str, Any]] = (),
@@ -88,6 +89,7 @@ def pass_through(
         root: folder of the filesystem tier.
         redis: URL of an empty Redis; None leaves it out.
         arena: capacity of the CPU tier; all prompts must fit.
+        block: tokens of a block, where vLLM takes others than it usually does on CPU.
         blocks_per_chunk: see docs/configuration.md.
         max_tokens: to generate.
         asking: per prompt, further arguments of ``Engine.ask``; () for none.
@@ -115,7 +117,7 @@ def pass_through(
             from_redis = _step(second, questions, max_tokens)
     with engine(near + disk) as last:
         from_fs = _step(last, questions, max_tokens)
-    chunk = blocks_per_chunk * BLOCK
+    chunk = blocks_per_chunk * block
     return Passage(
         without=without.tokens,
         cold=cold,
