@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from kvtiers.connector import lmcache
 from kvtiers.connector.config_errors import ConfigError
 from kvtiers.connector.lmcache import Completion, TieredL2
 from kvtiers.tiers import TIERS, Tier, TierConfig
@@ -200,6 +201,21 @@ def test_an_object_of_another_layout_is_a_miss_and_makes_way(make: Make, tmp_pat
     assert client.get(keys(4), [150_000] * 4) == new
 
 
+def test_what_is_left_of_an_object_is_not_mixed_with_one_of_another_layout(
+    make: Make, tmp_path: Path
+) -> None:
+    old, new = contents(1, 300_000), contents(1, 150_000, seed=1)
+    client = make(tiers=[fs(tmp_path)])
+    assert client.set(keys(1), old)
+    client.adapter.close()
+    (last,) = [path for path in files(tmp_path) if path.stem.endswith("00000000")]
+    last.unlink()
+    client = make(tiers=[fs(tmp_path)])
+    assert client.set(keys(1), new)
+    client = make(tiers=[fs(tmp_path)])
+    assert client.get(keys(1), [150_000]) == new
+
+
 def test_a_batch_may_be_larger_than_the_staging_area(make: Make, tmp_path: Path) -> None:
     data = contents(60, 4 * PIECE)
     assert sum(map(len, data)) > 3 * 4 * 1024 * 1024
@@ -264,6 +280,17 @@ def test_the_descriptor_is_readable_while_something_is_to_be_drained(
     assert client.adapter.drain_completions() == [(number, True, "", [False])]
     assert not select.select([fd], [], [], 0)[0]
     assert client.adapter.drain_completions() == []
+
+
+def test_an_answer_is_taken_in_when_it_comes(
+    make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And not by looking again and again, which would end no batch here."""
+    monkeypatch.setattr(lmcache, "_BUSY_SECONDS", 10 * WAIT)
+    monkeypatch.setattr(lmcache, "_IDLE_SECONDS", 10 * WAIT)
+    data = contents(4)
+    assert make(tiers=[fs(tmp_path)]).set(keys(4), data)
+    assert make(tiers=[fs(tmp_path)]).get(keys(4), [len(item) for item in data]) == data
 
 
 def test_every_id_is_another_and_completes_once(make: Make, tmp_path: Path) -> None:
