@@ -326,8 +326,7 @@ class FileStore(Store):
         try:
             self._put(temporary, data)
             self._make_folder(path)
-            with self._call() as filesystem:
-                filesystem.mv(temporary, path)
+            self._move(temporary, path)
         except OSError:
             # Somebody may have removed folders that we made.
             self._folders.clear()
@@ -373,6 +372,17 @@ class FileStore(Store):
         self._make_folder(path)
         with self._call() as filesystem:
             filesystem.pipe_file(path, data, **self._dialect.put_options)
+
+    def _move(self, temporary: str, path: str) -> None:
+        with self._call() as filesystem:
+            try:
+                filesystem.mv(temporary, path)
+            except Exception:
+                # SMB and HDFS do not move onto a file. Whoever looks now sees none.
+                if not filesystem.exists(path):
+                    raise
+                filesystem.rm_file(path)
+                filesystem.mv(temporary, path)
 
     def _make_folder(self, path: str) -> None:
         folder = os.path.dirname(path)

@@ -447,6 +447,22 @@ def test_a_damaged_object_that_cannot_be_removed_is_replaced(tmp_path, monkeypat
     assert read(tier, key(1)) == [ReadOutcome.HIT]
 
 
+def test_what_is_damaged_is_replaced_where_nothing_is_moved_onto_a_file(tmp_path, monkeypatch):
+    tier = on_files(tmp_path)
+    write(tier, key(1))
+    (tmp_path / name_of(key(1))).write_bytes(b"x")
+    move = PlainFileSystem.mv
+
+    def careful(self, source, target, **options):
+        if Path(target).exists():
+            raise FileExistsError(target)
+        move(self, source, target, **options)
+
+    monkeypatch.setattr(PlainFileSystem, "mv", careful)
+    assert write(tier, key(1)) == [WriteOutcome.STORED]
+    assert read(tier, key(1)) == [ReadOutcome.HIT]
+
+
 def test_a_root_can_be_carried_between_a_disk_and_a_bucket(server, prefix, tmp_path):
     local = FsTier(FsTier.Config(path=tmp_path), SIZE)
     write(local, key(1), key(2))
