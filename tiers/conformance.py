@@ -69,6 +69,8 @@ ELSEWHERE = Namespace("b2" * 16)
 # Room for every test that does not set out to fill the tier.
 ROOMY = 64
 
+_DOOR = "{} must implement {}, or declare supports_{} = False if its bytes are not at rest"
+
 # Often enough that each kind of fault meets each kind of call within a test.
 BAD_DAY = {Fault.ERROR: 0.05, Fault.FAILED: 0.1, Fault.MISS: 0.1, Fault.CORRUPT: 0.05}
 
@@ -108,11 +110,13 @@ class TierConformance:
         memory ignores it. The tier must hold ``chunks`` chunks, and if
         ``bounded`` not one more.
         """
-        raise NotImplementedError
+        raise NotImplementedError(_DOOR.format(type(self).__name__, "poke_damage", "damage"))(
+            f"{type(self).__name__} must say how to open its tier: open_tier"
+        )
 
     def peek(self, tier: Tier, key: ChunkKey) -> bytes | None:
         """The payload as stored, None if there is none, without calling ``tier``."""
-        raise NotImplementedError
+        raise NotImplementedError(_DOOR.format(type(self).__name__, "peek", "peek"))
 
     def poke_damage(self, tier: Tier, key: ChunkKey) -> None:
         """Flip a bit of the stored payload, without calling ``tier``."""

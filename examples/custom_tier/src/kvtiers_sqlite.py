@@ -85,8 +85,8 @@ class SqliteTier(Tier):
             path: the database's file, on a disk of this host: SQLite's log of changes
                 needs memory that all its users share.
             capacity: bytes that chunks may take, metadata included; None is no bound
-                but the disk. The file is up to one page a chunk larger, and its log
-                of changes comes on top.
+                but the disk. The file is up to one page a chunk larger and keeps its
+                greatest size; its log of changes comes on top.
 
         """
 
@@ -117,8 +117,7 @@ class SqliteTier(Tier):
     def contains(self, keys: Sequence[ChunkKey]) -> list[bool]:
         """See ``Tier.contains``."""
         with self._transaction("BEGIN") as db:
-            found = [db.execute("SELECT 1 FROM chunks" + _NAMED, _name(key)) for key in keys]
-            return [cursor.fetchone() is not None for cursor in found]
+            return [_is_stored(db, key) for key in keys]
 
     def read(self, keys: Sequence[ChunkKey], buffers: Sequence[memoryview]) -> list[ReadOutcome]:
         """See ``Tier.read``. Takes no lock: a use is noted, and stored with the next write."""
@@ -145,8 +144,8 @@ class SqliteTier(Tier):
     def remove(self, keys: Sequence[ChunkKey]) -> int:
         """See ``Tier.remove``."""
         with self._changes() as db:
-            deleted = [db.execute("DELETE FROM chunks" + _NAMED, _name(key)) for key in keys]
-            return sum(cursor.rowcount for cursor in deleted)
+            delete = "DELETE FROM chunks" + _NAMED
+            return sum(db.execute(delete, _name(key)).rowcount for key in keys)
 
     def scan(self) -> Iterator[Entry]:
         """See ``Tier.scan``. In portions: a reader that stays keeps the log from shrinking."""
@@ -189,7 +188,7 @@ class SqliteTier(Tier):
         return ReadOutcome.HIT
 
     def _write(self, db: sqlite3.Connection, key: ChunkKey, buffer: memoryview) -> WriteOutcome:
-        if db.execute("SELECT 1 FROM chunks" + _NAMED, _name(key)).fetchone() is not None:
+        if _is_stored(db, key):
             return WriteOutcome.EXISTS
         if self.config.capacity is not None:
             (used,) = db.execute("SELECT nbytes FROM total").fetchone()
@@ -261,19 +260,25 @@ class SqliteTier(Tier):
 
     @contextmanager
     def _transaction(self, begin: str) -> Iterator[sqlite3.Connection]:
-        """A connection for this thread alone. What SQLite raises comes out as an OSError."""
+        """A connection inside a transaction. What SQLite raises comes out as an OSError."""
         try:
-            db = self._idle.pop()
-        except IndexError:
-            db = self._connect()
-        try:
-            with db:  # commits, or rolls back
+            with self._connection() as db, db:  # commits, or rolls back
                 db.execute(begin)
                 yield db
         except sqlite3.Error as error:
             full = getattr(error, "sqlite_errorcode", 0) == sqlite3.SQLITE_FULL
             code = errno.ENOSPC if full else errno.EIO
             raise OSError(code, str(error), str(self.config.path)) from error
+
+    @contextmanager
+    def _connection(self) -> Iterator[sqlite3.Connection]:
+        """An idle connection, or a new one, for this thread alone."""
+        try:
+            db = self._idle.pop()
+        except IndexError:
+            db = self._connect()
+        try:
+            yield db
         finally:
             if db.in_transaction:  # even the rollback failed
                 db.close()
@@ -286,6 +291,11 @@ _NAMED = " WHERE namespace = ? AND hash = ?"
 
 def _name(key: ChunkKey) -> tuple[str, bytes]:
     return key.namespace.id, key.hash
+
+
+def _is_stored(db: sqlite3.Connection, key: ChunkKey) -> bool:
+    found = db.execute("SELECT 1 FROM chunks" + _NAMED, _name(key))
+    return found.fetchone() is not None
 
 
 def _stamp(key: ChunkKey) -> float:

@@ -165,6 +165,25 @@ def test_a_database_that_is_locked_fails_in_time_and_comes_back(path: Path) -> N
     tier.close()
 
 
+def test_a_database_that_is_damaged_throughout_fails_with_an_oserror(path: Path) -> None:
+    tier = opened(path)
+    write(tier, KEYS)
+    tier.close()  # so that nothing is cached; connections are made when there is none
+    with path.open("r+b") as file:
+        file.seek(100)
+        file.write(b"\xff" * (path.stat().st_size - 100))
+    for call in (
+        lambda: tier.contains(KEYS),
+        lambda: tier.read(KEYS, [aligned_buffer(CHUNK) for _ in KEYS]),
+        lambda: write(tier, KEYS),
+        lambda: tier.remove(KEYS),
+        lambda: list(tier.scan()),
+        tier.usage,
+    ):
+        with pytest.raises(OSError, match=r"chunks\.sqlite"):
+            call()
+
+
 def test_uses_and_the_order_of_a_prefix_outlive_the_engine(path: Path) -> None:
     tier = opened(path)
     write(tier, KEYS)
