@@ -5,7 +5,7 @@ What is in vLLM's block hash already, and therefore not here (read in
 prefix, ``cache_salt`` (in the first block, so in all that follow), the LoRA
 adapter's name and path, the hash and offset of each multimodal item, a digest of
 prompt embeddings, and the seed of the first block's parent. What is not: a LoRA
-adapter's content (``weights.path_fingerprint`` tells it), the weights, and
+adapter's content (``adapters`` puts it into each key), the weights, and
 everything about how a block lies in memory.
 """
 

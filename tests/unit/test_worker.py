@@ -291,3 +291,11 @@ def test_metadata_extends_and_sums_vllms_own():
     assert both.completed_jobs == {1: 2, 2: 2}
     assert both.transfer_stats.load.bytes == 200
     assert both.failed_jobs == {2: (4,)}
+
+
+def test_ranks_tell_what_an_adapter_holds_only_where_they_agree():
+    first = TieredWorkerMetadata(adapters={1: b"a", 2: b"b", 3: None})
+    second = TieredWorkerMetadata(adapters={2: b"other", 3: b"c", 4: b"d"})
+    merged = first.aggregate(pickle.loads(pickle.dumps(second)))
+    assert merged.adapters == {1: b"a", 2: None, 3: None, 4: b"d"}
+    assert first.aggregate(OffloadingWorkerMetadata()).adapters == first.adapters
