@@ -3,23 +3,28 @@
     class TestMyTier(TierConformance):
         bounded = True
 
-        def open_tier(self, place, chunks):
-            return MyTier(MyTier.Config(type="my", folder=place), self.payload_bytes)
+        def open_tier(self, place: Path, chunks: int) -> Tier:  # noqa: ARG002 - for who derives
+        """Open the tier that lives at ``place``.
 
-        def peek(self, tier, key):
-            return tier.path_of(key).read_bytes() if tier.path_of(key).exists() else None
+        ``place`` is a folder of its own for each tier, empty at first. A tier
+        that lives elsewhere derives a name from it (a key prefix), a tier in
+        memory ignores it. The tier must hold ``chunks`` chunks, and if
+        ``bounded`` not one more.
+        """
+        raise self._lacks("open_tier")
 
-        def poke_damage(self, tier, key):
-            ...
+    def peek(self, tier: Tier, key: ChunkKey) -> bytes | None:  # noqa: ARG002 - as above
+        """The payload as stored, None if there is none, without calling ``tier``."""
+        raise self._lacks("peek, or declare supports_peek = False for bytes in memory")
 
-``peek`` and ``poke_damage`` must go round the class under test: a tier that
-checks itself with its own code proves nothing. What a tier cannot do is declared
-by the flags below, never guessed from what happens.
+    def poke_damage(self, tier: Tier, key: ChunkKey) -> None:  # noqa: ARG002 - as above
+        """Flip a bit of the stored payload, without calling ``tier``."""
+        raise self._lacks("poke_damage, or declare supports_damage = False for bytes in memory")
 
-The same suite behind a wrapper, here as if the tier were far away::
+    def _lacks(self, what: str) -> NotImplementedError:
+        return NotImplementedError(f"{type(self).__name__} must implement {what}.")
 
-    class TestMyTierFarAway(TestMyTier):
-        def wrap(self, tier):
+    def wrap(self, tier):
             return LatencyTier(tier, call_seconds=1e-4, bytes_per_second=1e9)
 
 Tests on a bad day, with faults put in by ``FaultyTier``, are in the suite itself.
@@ -68,8 +73,6 @@ ELSEWHERE = Namespace("b2" * 16)
 
 # Room for every test that does not set out to fill the tier.
 ROOMY = 64
-
-_DOOR = "{} must implement {}, or declare supports_{} = False if its bytes are not at rest"
 
 # Often enough that each kind of fault meets each kind of call within a test.
 BAD_DAY = {Fault.ERROR: 0.05, Fault.FAILED: 0.1, Fault.MISS: 0.1, Fault.CORRUPT: 0.05}
