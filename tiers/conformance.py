@@ -3,28 +3,23 @@
     class TestMyTier(TierConformance):
         bounded = True
 
-        def open_tier(self, place: Path, chunks: int) -> Tier:  # noqa: ARG002 - for who derives
-        """Open the tier that lives at ``place``.
+        def open_tier(self, place, chunks):
+            return MyTier(MyTier.Config(type="my", folder=place), self.payload_bytes)
 
-        ``place`` is a folder of its own for each tier, empty at first. A tier
-        that lives elsewhere derives a name from it (a key prefix), a tier in
-        memory ignores it. The tier must hold ``chunks`` chunks, and if
-        ``bounded`` not one more.
-        """
-        raise self._lacks("open_tier")
+        def peek(self, tier, key):
+            return tier.path_of(key).read_bytes() if tier.path_of(key).exists() else None
 
-    def peek(self, tier: Tier, key: ChunkKey) -> bytes | None:  # noqa: ARG002 - as above
-        """The payload as stored, None if there is none, without calling ``tier``."""
-        raise self._lacks("peek, or declare supports_peek = False for bytes in memory")
+        def poke_damage(self, tier, key):
+            ...
 
-    def poke_damage(self, tier: Tier, key: ChunkKey) -> None:  # noqa: ARG002 - as above
-        """Flip a bit of the stored payload, without calling ``tier``."""
-        raise self._lacks("poke_damage, or declare supports_damage = False for bytes in memory")
+``peek`` and ``poke_damage`` must go round the class under test: a tier that
+checks itself with its own code proves nothing. What a tier cannot do is declared
+by the flags below, never guessed from what happens.
 
-    def _lacks(self, what: str) -> NotImplementedError:
-        return NotImplementedError(f"{type(self).__name__} must implement {what}.")
+The same suite behind a wrapper, here as if the tier were far away::
 
-    def wrap(self, tier):
+    class TestMyTierFarAway(TestMyTier):
+        def wrap(self, tier):
             return LatencyTier(tier, call_seconds=1e-4, bytes_per_second=1e9)
 
 Tests on a bad day, with faults put in by ``FaultyTier``, are in the suite itself.
@@ -105,7 +100,7 @@ class TierConformance:
     records_use: ClassVar[bool] = True
     sequences: ClassVar[int] = 30
 
-    def open_tier(self, place: Path, chunks: int) -> Tier:
+    def open_tier(self, place: Path, chunks: int) -> Tier:  # noqa: ARG002 - for who derives
         """Open the tier that lives at ``place``.
 
         ``place`` is a folder of its own for each tier, empty at first. A tier
@@ -113,17 +108,18 @@ class TierConformance:
         memory ignores it. The tier must hold ``chunks`` chunks, and if
         ``bounded`` not one more.
         """
-        raise NotImplementedError(_DOOR.format(type(self).__name__, "poke_damage", "damage"))(
-            f"{type(self).__name__} must say how to open its tier: open_tier"
-        )
+        raise self._lacks("open_tier")
 
-    def peek(self, tier: Tier, key: ChunkKey) -> bytes | None:
+    def peek(self, tier: Tier, key: ChunkKey) -> bytes | None:  # noqa: ARG002 - as above
         """The payload as stored, None if there is none, without calling ``tier``."""
-        raise NotImplementedError(_DOOR.format(type(self).__name__, "peek", "peek"))
+        raise self._lacks("peek, or declare supports_peek = False for bytes in memory")
 
-    def poke_damage(self, tier: Tier, key: ChunkKey) -> None:
+    def poke_damage(self, tier: Tier, key: ChunkKey) -> None:  # noqa: ARG002 - as above
         """Flip a bit of the stored payload, without calling ``tier``."""
-        raise NotImplementedError
+        raise self._lacks("poke_damage, or declare supports_damage = False for bytes in memory")
+
+    def _lacks(self, what: str) -> NotImplementedError:
+        return NotImplementedError(f"{type(self).__name__} must implement {what}.")
 
     def wrap(self, tier: Tier) -> Tier:
         """What the tests call in place of ``tier``: override it to certify behind a wrapper.
