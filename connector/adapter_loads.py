@@ -7,6 +7,7 @@ is wrapped.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from functools import wraps
 from typing import Any
@@ -29,8 +30,10 @@ class LoadedAdapters:
         """
         before = self._reader.read(lora)
         model = load()
-        same = self._reader.read(lora) == before
-        content = content_of(lora, before) if same else None
+        after = self._reader.read(lora)
+        # One of the hub's does not change, but may have been fetched by this load.
+        fetched = before.value is None and not os.path.exists(os.path.expanduser(lora.lora_path))
+        content = content_of(lora, after) if fetched or before == after else None
         number = lora.lora_int_id
         if number not in self._loaded or self._loaded[number] != content:
             self._loaded[number] = self._news[number] = content

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import xxhash
-from kvtiers.connector.weights import Fingerprint, path_fingerprint
+from kvtiers.connector.weights import Fingerprint, local_path, path_fingerprint
 
 logger = logging.getLogger(__name__)
 
@@ -43,13 +43,15 @@ class AdapterReader:
 
     def read(self, lora: Any) -> Fingerprint:
         """Of the files as they are now."""
-        path = os.path.expanduser(lora.lora_path)
+        path = local_path(os.path.expanduser(lora.lora_path))
+        if path is None:
+            return Fingerprint(None, f"{lora.lora_path!r} is neither a folder nor in the hub cache")
         before = _signature(path)
         known = self._known.get(path)
         if known is not None and known[0] == before:
             return known[1]
         found = path_fingerprint(path)
-        if _signature(path) != before:
+        if found.value is not None and _signature(path) != before:
             return Fingerprint(None, f"the files of {path!r} are being changed")
         self._known[path] = (before, found)
         return found
@@ -67,13 +69,13 @@ def content_of(lora: Any, found: Fingerprint) -> bytes | None:
 def _signature(path: str) -> object:
     """Differs once a file was written, replaced or moved in, by whatever tool.
 
-    An adapter that is no folder here is one of the hub's cache, which does not change.
+    A folder that can't be looked into is like no other, not even itself.
     """
     try:
         with os.scandir(path) as entries:
             stats = [(entry.name, entry.stat()) for entry in entries]
     except OSError:
-        return None
+        return object()
     return sorted((n, s.st_ino, s.st_size, s.st_mtime_ns, s.st_ctime_ns) for n, s in stats)
 
 

@@ -106,7 +106,7 @@ def path_fingerprint(
     Serves adapters too. ``pickled`` prefers ``*.bin`` and ``*.pt`` where a
     folder has both kinds. Never goes to the network.
     """
-    path = model if os.path.exists(model) else _snapshot(model, revision, download_dir)
+    path = local_path(model, revision, download_dir)
     if path is None:
         return Fingerprint(None, f"the files of {model!r} are not in the local hub cache")
     try:
@@ -116,6 +116,13 @@ def path_fingerprint(
         return _Sampler().run({name: os.path.join(path, name) if name else path for name in names})
     except (OSError, ValueError, KeyError, TypeError) as error:
         return Fingerprint(None, f"the weights of {model!r} cannot be read: {error}")
+
+
+def local_path(
+    model: str, revision: str | None = None, download_dir: str | None = None
+) -> str | None:
+    """Where the files lie: the path itself, or a hub id's snapshot in the local cache."""
+    return model if os.path.exists(model) else _snapshot(model, revision, download_dir)
 
 
 def _model_fingerprint(model: Any, load: Any, weights_version: str | None) -> Fingerprint:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from kvtiers.connector import adapters
+from kvtiers.connector import adapters, weights
 from kvtiers.connector.adapter_loads import LoadedAdapters
 from kvtiers.connector.adapters import AdapterBook, AdapterReader, content_of
 from kvtiers.connector.weights import Fingerprint, path_fingerprint
@@ -193,6 +193,25 @@ def test_files_that_change_under_a_load_are_reported_as_unknown(folder: Path) ->
     loads = LoadedAdapters()
     loads.around(Lora(str(folder)), lambda: write(folder, b"other"))
     assert loads.take() == {1: None}
+
+
+def test_an_adapter_that_comes_from_the_hub_with_its_load_is_known(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cached: list[str] = []
+
+    def snapshot(*_: object) -> str | None:
+        return cached[0] if cached else None
+
+    monkeypatch.setattr(weights, "_snapshot", snapshot)
+    book, loads, lora = Book(), LoadedAdapters(), Lora("someone/adapter")
+    assert book.tell(lora) is None, "not fetched yet"
+    loads.around(lora, lambda: cached.append(str(folder)))
+    assert loads.take() == {1: content(folder)}
+    assert book.tell(lora) == content(folder)
+    # A later revision is another folder.
+    cached[0] = str(write(folder.parent / "later", b"other"))
+    assert book.tell(lora) == content(Path(cached[0]))
 
 
 def test_a_load_that_fails_is_not_one(folder: Path) -> None:
