@@ -12,7 +12,7 @@ from typing import Any
 
 from kvtiers.connector.config_entries import EntryReader
 from kvtiers.connector.config_errors import ConfigError, from_pydantic
-from kvtiers.connector.config_sources import Layers, Source
+from kvtiers.connector.config_sources import Layers, Source, read_file
 from kvtiers.connector.config_specs import PolicySpec, TierSpec
 from kvtiers.connector.config_text import check
 from kvtiers.connector.sizes import format_bytes
@@ -32,6 +32,7 @@ FORMAT_VERSION = 1
 """Of how an object is cut into pieces and how they are named. Raise it with any change."""
 
 _ORIGIN = "adapter_params"
+_ENTRIES = ("config", "tiers", "policy")
 _LEAST_PIECES = 16
 _WHY_NO_CPU = (
     "LMCache's own memory (L1) is that tier, above all that stand here, and is sized with "
@@ -101,8 +102,8 @@ def build(params: Mapping[str, Any], wake: Callable[[], None]) -> Stack:
     """Check the parameters and build what they describe.
 
     Args:
-        params: the same words as in a configuration of the vLLM connector, as far as
-            they have a meaning here: ``tiers``, ``policy``, and those of ``Settings``.
+        params: ``tiers`` and ``policy`` as in a configuration of the vLLM connector, the
+            keys of ``Settings``, and ``config``, a file with some or all of these.
         wake: called on a tier's thread with each answer, so that it is taken in soon.
 
     Raises:
@@ -166,24 +167,34 @@ def _lmcache_release() -> str | None:
 
 
 def _checked(params: Mapping[str, Any]) -> tuple[Settings, list[TierSpec], PolicySpec]:
-    try:
-        check(params)
-    except ValueError as error:
-        raise ConfigError([f"{_ORIGIN} cannot be read: {error}."]) from error
-    given = {"tiers": [], "policy": "lru", **params}
-    source = Source(_ORIGIN, given)
-    reader = EntryReader(Layers(dict.fromkeys(given, source)), _WHY_NO_CPU)
+    layers = _gathered(params)
+    reader = EntryReader(layers, _WHY_NO_CPU)
     tiers, policy = reader.tiers(), reader.policy()
-    rest = {key: value for key, value in params.items() if key not in ("tiers", "policy")}
+    rest = {key: layers.value(key) for key in layers.owners if key not in _ENTRIES}
     problems, settings = list(reader.problems), None
     try:
         settings = Settings.model_validate(rest)
     except ValidationError as error:
-        also = ["tiers", "policy"]
-        problems += from_pydantic(error, Settings, source.origin, also_known=also)
+        problems += from_pydantic(error, Settings, layers.origin, also_known=_ENTRIES)
     if problems or settings is None or policy is None:
         raise ConfigError(problems)
     return settings, tiers, policy
+
+
+def _gathered(params: Mapping[str, Any]) -> Layers:
+    """The file that ``config`` names, if it does, and over it what else there is."""
+    try:
+        check(params)
+    except ValueError as error:
+        raise ConfigError([f"{_ORIGIN} cannot be read: {error}."]) from error
+    sources = [Source("default", {"policy": "lru"}), Source(_ORIGIN, dict(params))]
+    if "config" in params:
+        # LMCache logs these parameters, and they stand on a command line: no place for a
+        # password.
+        sources.insert(1, read_file(params["config"], f"'config' in {_ORIGIN}"))
+    owners = {key: source for source in sources for key in source.values if key != "config"}
+    owners.setdefault("tiers", Source(_ORIGIN, {"tiers": []}))
+    return Layers(owners)
 
 
 def _policy_maker(

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from kvtiers.connector import lmcache
 from kvtiers.connector.config_errors import ConfigError
 from kvtiers.connector.lmcache import Completion, TieredL2
@@ -559,6 +560,22 @@ def test_bad_parameters_are_refused_with_a_paragraph(params: dict[str, Any], say
     with pytest.raises(ConfigError) as error:
         TieredL2(**params)
     assert says in str(error.value)
+
+
+def test_what_no_log_should_show_may_stand_in_a_file(make: Make, tmp_path: Path) -> None:
+    with RedisServer(tmp_path / "redis", ["--requirepass", "secret"], "secret") as server:
+        tier = {"type": "redis", "url": server.url, "password": "secret"}
+        file = tmp_path / "tiers.yaml"
+        file.write_text(yaml.safe_dump({"tiers": [tier], "weights_version": "1"}))
+        data = contents(2)
+        assert make(config=str(file)).set(keys(2), data)
+        client = make(config=str(file))
+        assert client.get(keys(2), [len(item) for item in data]) == data
+        # What stands beside it counts more.
+        assert make(config=str(file), weights_version="2").exists(keys(2)) == [False] * 2
+    file.write_text("tiers: [fs]\nstagin: 1GiB\n")
+    with pytest.raises(ConfigError, match=r"stagin \(from file .*:2\).*Did you mean 'staging'"):
+        TieredL2(config=str(file))
 
 
 def test_it_needs_neither_an_engine_nor_lmcache() -> None:
