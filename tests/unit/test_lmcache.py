@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ctypes
+import json
 import os
 import random
+import re
 import select
 import subprocess
 import sys
@@ -576,6 +578,19 @@ def test_what_no_log_should_show_may_stand_in_a_file(make: Make, tmp_path: Path)
     file.write_text("tiers: [fs]\nstagin: 1GiB\n")
     with pytest.raises(ConfigError, match=r"stagin \(from file .*:2\).*Did you mean 'staging'"):
         TieredL2(config=str(file))
+
+
+def test_the_adapter_in_the_docs_is_valid(make: Make, tmp_path: Path) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "lmcache.md").read_text()
+    (shown,) = re.findall(r"--l2-adapter '(.*?)'", page, re.DOTALL)
+    adapter = json.loads(shown)
+    assert (adapter["type"], adapter["module_path"]) == ("native_plugin", lmcache.__name__)
+    assert adapter["class_name"] == TieredL2.__name__
+    params = adapter["adapter_params"]
+    params["tiers"][1]["path"] = str(tmp_path)
+    with RedisServer(tmp_path / "redis") as server:
+        params["tiers"][0]["url"] = server.url
+        assert make(**params).set(keys(1), contents(1))
 
 
 def test_it_needs_neither_an_engine_nor_lmcache() -> None:
