@@ -33,49 +33,43 @@ This is the only module of kvtiers that imports pytest and hypothesis.
 
 from __future__ import annotations
 
-import multiprocessing
-import random
-import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from itertools import count
-from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import ClassVar, TypeVar
+from typing import ClassVar
 
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
-from kvtiers.tiers.base import (
-    ALIGNMENT,
-    ChunkKey,
-    Entry,
-    Namespace,
-    ReadOutcome,
-    Tier,
-    WriteOutcome,
-)
+from kvtiers.tiers.base import ALIGNMENT, ChunkKey, ReadOutcome, Tier, WriteOutcome
 from kvtiers.tiers.buffers import aligned_buffer
-from kvtiers.tiers.wrappers import Fault, FaultyTier, WrapperTier
-
-T = TypeVar("T")
-
-HERE = Namespace("a1" * 16)
-ELSEWHERE = Namespace("b2" * 16)
-
-# Room for every test that does not set out to fill the tier.
-ROOMY = 64
-
-# Often enough that each kind of fault meets each kind of call within a test.
-BAD_DAY = {Fault.ERROR: 0.05, Fault.FAILED: 0.1, Fault.MISS: 0.1, Fault.CORRUPT: 0.05}
-
-
-def key(number: int, namespace: Namespace = HERE) -> ChunkKey:
-    """A key whose hash has the usual length of 36 bytes."""
-    return ChunkKey(namespace, number.to_bytes(4, "little") * 9)
+from kvtiers.tiers.conformance_kit import (
+    BAD_DAY,
+    BAD_DAY_KEYS,
+    ELSEWHERE,
+    HERE,
+    KILLED_AFTER,
+    KILLED_KEYS,
+    ROOMY,
+    assert_books_balance,
+    bad_day,
+    entries_of,
+    get,
+    inside,
+    is_hit,
+    key,
+    kill_a_writer,
+    new_folder,
+    outcomes_of,
+    payload,
+    put,
+    scanned,
+    together,
+)
+from kvtiers.tiers.wrappers import FaultyTier
 
 
 class TierConformance:
@@ -131,7 +125,7 @@ class TierConformance:
     @pytest.fixture
     def tier(self, tmp_path: Path) -> Iterator[Tier]:
         """A fresh tier with room for ``ROOMY`` chunks."""
-        tier = self.opened(_folder(tmp_path, "tier"), ROOMY)
+        tier = self.opened(new_folder(tmp_path, "tier"), ROOMY)
         yield tier
         tier.close()
 
@@ -142,27 +136,27 @@ class TierConformance:
     # Reading and writing ------------------------------------------------------
 
     def test_a_stored_chunk_reads_back_equal(self, tier: Tier) -> None:
-        assert _write(tier, [key(1)], [payload(tier, 7)]) == [WriteOutcome.STORED]
-        assert _read(tier, [key(1)]) == [(ReadOutcome.HIT, payload(tier, 7))]
+        assert put(tier, [key(1)], [payload(tier, 7)]) == [WriteOutcome.STORED]
+        assert get(tier, [key(1)]) == [(ReadOutcome.HIT, payload(tier, 7))]
 
     def test_what_is_stored_lies_where_an_outsider_finds_it(self, tier: Tier) -> None:
         self._needs(self.supports_peek, "peek")
-        assert self.peek(_inside(tier), key(1)) is None
-        _write(tier, [key(1)], [payload(tier, 7)])
-        assert self.peek(_inside(tier), key(1)) == payload(tier, 7)
+        assert self.peek(inside(tier), key(1)) is None
+        put(tier, [key(1)], [payload(tier, 7)])
+        assert self.peek(inside(tier), key(1)) == payload(tier, 7)
 
     def test_an_unknown_chunk_is_a_miss(self, tier: Tier) -> None:
-        assert _outcomes(tier, [key(1)]) == [ReadOutcome.MISS]
+        assert outcomes_of(tier, [key(1)]) == [ReadOutcome.MISS]
         assert tier.contains([key(1)]) == [False]
 
     def test_a_batch_is_answered_in_its_order(self, tier: Tier) -> None:
         stored = [key(n) for n in (5, 1, 3)]
-        assert _write(tier, stored, [payload(tier, n) for n in (5, 1, 3)]) == (
+        assert put(tier, stored, [payload(tier, n) for n in (5, 1, 3)]) == (
             [WriteOutcome.STORED] * 3
         )
         asked = [key(n) for n in (3, 9, 5, 8, 1)]
         assert tier.contains(asked) == [True, False, True, False, True]
-        answers = _read(tier, asked)
+        answers = get(tier, asked)
         assert [outcome for outcome, _ in answers] == [
             ReadOutcome.HIT,
             ReadOutcome.MISS,
@@ -180,21 +174,21 @@ class TierConformance:
         assert tier.remove([]) == 0
 
     def test_a_second_write_says_exists_and_changes_nothing(self, tier: Tier) -> None:
-        _write(tier, [key(1)], [payload(tier, 1)])
+        put(tier, [key(1)], [payload(tier, 1)])
         before = tier.usage()
-        assert _write(tier, [key(2), key(1)], [payload(tier, 2), payload(tier, 1)]) == [
+        assert put(tier, [key(2), key(1)], [payload(tier, 2), payload(tier, 1)]) == [
             WriteOutcome.STORED,
             WriteOutcome.EXISTS,
         ]
         assert tier.usage().chunks == before.chunks + 1
-        assert _read(tier, [key(1)]) == [(ReadOutcome.HIT, payload(tier, 1))]
+        assert get(tier, [key(1)]) == [(ReadOutcome.HIT, payload(tier, 1))]
 
     def test_equal_hashes_in_two_namespaces_are_two_chunks(self, tier: Tier) -> None:
-        _write(tier, [key(1, HERE)], [payload(tier, 1)])
-        assert _outcomes(tier, [key(1, ELSEWHERE)]) == [ReadOutcome.MISS]
+        put(tier, [key(1, HERE)], [payload(tier, 1)])
+        assert outcomes_of(tier, [key(1, ELSEWHERE)]) == [ReadOutcome.MISS]
         assert tier.contains([key(1, ELSEWHERE)]) == [False]
-        assert _write(tier, [key(1, ELSEWHERE)], [payload(tier, 2)]) == [WriteOutcome.STORED]
-        assert _read(tier, [key(1, HERE), key(1, ELSEWHERE)]) == [
+        assert put(tier, [key(1, ELSEWHERE)], [payload(tier, 2)]) == [WriteOutcome.STORED]
+        assert get(tier, [key(1, HERE), key(1, ELSEWHERE)]) == [
             (ReadOutcome.HIT, payload(tier, 1)),
             (ReadOutcome.HIT, payload(tier, 2)),
         ]
@@ -213,13 +207,13 @@ class TierConformance:
     ) -> None:
         keys = [ChunkKey(HERE, digest) for digest in hashes]
         contents = [payload(tier, number) for number in range(len(keys))]
-        assert _write(tier, keys, contents) == [WriteOutcome.STORED] * len(keys)
-        assert _read(tier, keys) == [(ReadOutcome.HIT, content) for content in contents]
-        assert _scanned(tier) == set(keys)
+        assert put(tier, keys, contents) == [WriteOutcome.STORED] * len(keys)
+        assert get(tier, keys) == [(ReadOutcome.HIT, content) for content in contents]
+        assert scanned(tier) == set(keys)
 
     def test_a_lookup_of_the_longest_prompt_is_one_call(self, tier: Tier) -> None:
         """Stores bound what one of their calls may hold: SQLite 32,766 variables, for one."""
-        _write(tier, [key(7), key(39_999)], [payload(tier, 1), payload(tier, 2)])
+        put(tier, [key(7), key(39_999)], [payload(tier, 1), payload(tier, 2)])
         found = tier.contains([key(number) for number in range(40_000)])
         assert [number for number, there in enumerate(found) if there] == [7, 39_999]
 
@@ -239,7 +233,7 @@ class TierConformance:
         assert tier.read([key(1)], [target]) == [ReadOutcome.HIT]
         assert bytes(target) == payload(tier, 3)
         target[:] = payload(tier, 5)
-        assert _read(tier, [key(1)]) == [(ReadOutcome.HIT, payload(tier, 3))]
+        assert get(tier, [key(1)]) == [(ReadOutcome.HIT, payload(tier, 3))]
         for view in (source, target):
             memory = view.obj
             view.release()
@@ -248,43 +242,43 @@ class TierConformance:
     # Removing and counting ------------------------------------------------------
 
     def test_remove_drops_and_counts_what_was_there(self, tier: Tier) -> None:
-        _write(tier, [key(1), key(2)], [payload(tier, 1), payload(tier, 2)])
+        put(tier, [key(1), key(2)], [payload(tier, 1), payload(tier, 2)])
         assert tier.remove([key(1), key(9)]) == 1
         assert tier.remove([key(1)]) == 0
-        assert _outcomes(tier, [key(1), key(2)]) == [ReadOutcome.MISS, ReadOutcome.HIT]
-        assert _write(tier, [key(1)], [payload(tier, 8)]) == [WriteOutcome.STORED]
-        assert _read(tier, [key(1)]) == [(ReadOutcome.HIT, payload(tier, 8))]
+        assert outcomes_of(tier, [key(1), key(2)]) == [ReadOutcome.MISS, ReadOutcome.HIT]
+        assert put(tier, [key(1)], [payload(tier, 8)]) == [WriteOutcome.STORED]
+        assert get(tier, [key(1)]) == [(ReadOutcome.HIT, payload(tier, 8))]
 
     def test_scan_shows_what_was_written_and_nothing_else(self, tier: Tier) -> None:
-        assert _scanned(tier) == set()
+        assert scanned(tier) == set()
         keys = [key(1), key(2), key(1, ELSEWHERE)]
-        _write(tier, keys, [payload(tier, 1)] * 3)
+        put(tier, keys, [payload(tier, 1)] * 3)
         tier.remove([key(2)])
-        assert _scanned(tier) == {key(1), key(1, ELSEWHERE)}
+        assert scanned(tier) == {key(1), key(1, ELSEWHERE)}
 
     def test_scan_and_usage_agree_on_the_space_taken(self, tier: Tier) -> None:
-        _write(tier, [key(n) for n in range(5)], [payload(tier, n) for n in range(5)])
-        assert all(entry.nbytes >= tier.payload_bytes for entry in _entries(tier))
+        put(tier, [key(n) for n in range(5)], [payload(tier, n) for n in range(5)])
+        assert all(entry.nbytes >= tier.payload_bytes for entry in entries_of(tier))
         assert tier.usage().chunks == 5
-        _assert_books_balance(tier)
+        assert_books_balance(tier)
 
     def test_a_scan_beside_other_calls_shows_what_was_there_all_along(self, tier: Tier) -> None:
         stay, go = [key(number) for number in range(8)], [key(number) for number in range(20, 24)]
-        _write(tier, stay + go, [payload(tier, 1)] * 12)
+        put(tier, stay + go, [payload(tier, 1)] * 12)
         entries = tier.scan()
         seen = [next(entries)]
         tier.remove(go)
-        _write(tier, [key(30), key(31)], [payload(tier, 2)] * 2)
+        put(tier, [key(30), key(31)], [payload(tier, 2)] * 2)
         seen += entries
         assert {entry.key for entry in seen} >= set(stay)
         assert len({entry.key for entry in seen}) == len(seen), "a chunk was shown twice"
 
     def test_a_scan_says_when_a_chunk_was_last_used(self, tier: Tier) -> None:
         """After a restart nothing else is known of it. A read is a use."""
-        _write(tier, [key(1)], [payload(tier, 1)])
-        _write(tier, [key(2)], [payload(tier, 2)])
-        assert _outcomes(tier, [key(1)]) == [ReadOutcome.HIT]
-        used = {entry.key: entry.last_used for entry in _entries(tier)}
+        put(tier, [key(1)], [payload(tier, 1)])
+        put(tier, [key(2)], [payload(tier, 2)])
+        assert outcomes_of(tier, [key(1)]) == [ReadOutcome.HIT]
+        used = {entry.key: entry.last_used for entry in entries_of(tier)}
         now = time.time()
         assert all(now - 60 < seconds <= now + 1 for seconds in used.values()), (
             f"last_used must be in seconds since the epoch, now {now}: {used}"
@@ -297,7 +291,7 @@ class TierConformance:
 
         class Machine(_AgainstADict):
             def __init__(self) -> None:
-                place = _folder(tmp_path, f"machine-{next(numbers)}")
+                place = new_folder(tmp_path, f"machine-{next(numbers)}")
                 super().__init__(suite, place)
 
         run_state_machine_as_test(
@@ -315,21 +309,21 @@ class TierConformance:
 
     def test_a_damaged_chunk_is_corrupt_once_and_then_a_miss(self, tier: Tier) -> None:
         self._needs(self.supports_damage, "damage")
-        _write(tier, [key(1), key(2)], [payload(tier, 1), payload(tier, 2)])
-        self.poke_damage(_inside(tier), key(1))
-        assert _outcomes(tier, [key(1), key(2)]) == [ReadOutcome.CORRUPT, ReadOutcome.HIT]
-        assert _outcomes(tier, [key(1)]) == [ReadOutcome.MISS]
+        put(tier, [key(1), key(2)], [payload(tier, 1), payload(tier, 2)])
+        self.poke_damage(inside(tier), key(1))
+        assert outcomes_of(tier, [key(1), key(2)]) == [ReadOutcome.CORRUPT, ReadOutcome.HIT]
+        assert outcomes_of(tier, [key(1)]) == [ReadOutcome.MISS]
         assert tier.contains([key(1)]) == [False]
-        assert _scanned(tier) == {key(2)}
+        assert scanned(tier) == {key(2)}
         assert tier.usage().chunks == 1
 
     def test_a_damaged_chunk_can_be_stored_anew(self, tier: Tier) -> None:
         self._needs(self.supports_damage, "damage")
-        _write(tier, [key(1)], [payload(tier, 1)])
-        self.poke_damage(_inside(tier), key(1))
-        _outcomes(tier, [key(1)])
-        assert _write(tier, [key(1)], [payload(tier, 1)]) == [WriteOutcome.STORED]
-        assert _read(tier, [key(1)]) == [(ReadOutcome.HIT, payload(tier, 1))]
+        put(tier, [key(1)], [payload(tier, 1)])
+        self.poke_damage(inside(tier), key(1))
+        outcomes_of(tier, [key(1)])
+        assert put(tier, [key(1)], [payload(tier, 1)]) == [WriteOutcome.STORED]
+        assert get(tier, [key(1)]) == [(ReadOutcome.HIT, payload(tier, 1))]
 
     # Threads --------------------------------------------------------------------
 
@@ -337,99 +331,99 @@ class TierConformance:
         """The contents differ here, which they never do in life, to show a mixture."""
 
         def write(number: int) -> WriteOutcome:
-            return _write(tier, [key(1)], [payload(tier, number)])[0]
+            return put(tier, [key(1)], [payload(tier, number)])[0]
 
-        outcomes = _together([lambda n=n: write(n) for n in range(8)])  # type: ignore[misc]
+        outcomes = together([lambda n=n: write(n) for n in range(8)])  # type: ignore[misc]
         assert set(outcomes) <= {WriteOutcome.STORED, WriteOutcome.EXISTS}
         assert WriteOutcome.STORED in outcomes
-        [(outcome, content)] = _read(tier, [key(1)])
+        [(outcome, content)] = get(tier, [key(1)])
         assert outcome is ReadOutcome.HIT
         assert content in [payload(tier, number) for number in range(8)]
-        assert _scanned(tier) == {key(1)}
-        _assert_books_balance(tier)
+        assert scanned(tier) == {key(1)}
+        assert_books_balance(tier)
 
     def test_readers_beside_writers_see_whole_chunks_or_none(self, tier: Tier) -> None:
         versions = [payload(tier, number) for number in range(2)]
 
         def churn() -> list[bytes]:
             for turn in range(60):
-                _write(tier, [key(1)], [versions[turn % 2]])
+                put(tier, [key(1)], [versions[turn % 2]])
                 tier.remove([key(1)])
             return []
 
         def watch() -> list[bytes]:
-            answers = [_read(tier, [key(1)])[0] for _ in range(120)]
+            answers = [get(tier, [key(1)])[0] for _ in range(120)]
             assert {outcome for outcome, _ in answers} <= {ReadOutcome.HIT, ReadOutcome.MISS}
             return [content for outcome, content in answers if outcome is ReadOutcome.HIT]
 
-        for seen in _together([churn, churn, watch, watch]):
+        for seen in together([churn, churn, watch, watch]):
             assert all(content in versions for content in seen)
-        _assert_books_balance(tier)
+        assert_books_balance(tier)
 
     def test_usage_is_exact_after_threads_wrote_and_removed(self, tier: Tier) -> None:
         def work(thread: int) -> int:
             mine = [key(8 * thread + n) for n in range(8)]
-            outcomes = _write(tier, mine, [payload(tier, thread)] * 8)
+            outcomes = put(tier, mine, [payload(tier, thread)] * 8)
             return outcomes.count(WriteOutcome.STORED) - tier.remove(mine[:3])
 
-        left = _together([lambda t=t: work(t) for t in range(4)])  # type: ignore[misc]
+        left = together([lambda t=t: work(t) for t in range(4)])  # type: ignore[misc]
         assert left == [5] * 4
         assert tier.usage().chunks == 20
-        _assert_books_balance(tier)
+        assert_books_balance(tier)
 
     # Bounds and restarts ----------------------------------------------------------
 
     def test_a_full_tier_refuses_and_keeps_what_it_has(self, tmp_path: Path) -> None:
         self._needs(self.bounded, "a bound")
-        tier = self.opened(_folder(tmp_path, "small"), 3)
+        tier = self.opened(new_folder(tmp_path, "small"), 3)
         keys = [key(n) for n in range(5)]
-        assert _write(tier, keys, [payload(tier, n) for n in range(5)]) == (
+        assert put(tier, keys, [payload(tier, n) for n in range(5)]) == (
             [WriteOutcome.STORED] * 3 + [WriteOutcome.REFUSED] * 2
         )
         usage = tier.usage()
         assert usage.limit is not None
         assert usage.nbytes <= usage.limit
         assert tier.contains(keys) == [True] * 3 + [False] * 2
-        assert _outcomes(tier, keys) == [ReadOutcome.HIT] * 3 + [ReadOutcome.MISS] * 2
-        assert _scanned(tier) == set(keys[:3])
+        assert outcomes_of(tier, keys) == [ReadOutcome.HIT] * 3 + [ReadOutcome.MISS] * 2
+        assert scanned(tier) == set(keys[:3])
         tier.remove(keys[:1])
-        assert _write(tier, keys[4:], [payload(tier, 4)]) == [WriteOutcome.STORED]
+        assert put(tier, keys[4:], [payload(tier, 4)]) == [WriteOutcome.STORED]
         tier.close()
 
     def test_the_bound_holds_among_threads(self, tmp_path: Path) -> None:
         self._needs(self.bounded, "a bound")
-        tier = self.opened(_folder(tmp_path, "small"), 5)
+        tier = self.opened(new_folder(tmp_path, "small"), 5)
 
         def write(thread: int) -> list[WriteOutcome]:
-            return _write(tier, [key(4 * thread + n) for n in range(4)], [payload(tier, 1)] * 4)
+            return put(tier, [key(4 * thread + n) for n in range(4)], [payload(tier, 1)] * 4)
 
-        answers = _together([lambda t=t: write(t) for t in range(4)])  # type: ignore[misc]
+        answers = together([lambda t=t: write(t) for t in range(4)])  # type: ignore[misc]
         outcomes = [outcome for answer in answers for outcome in answer]
         assert outcomes.count(WriteOutcome.STORED) == 5
         assert outcomes.count(WriteOutcome.REFUSED) == 11
         assert tier.usage().chunks == 5
-        _assert_books_balance(tier)
+        assert_books_balance(tier)
         tier.close()
 
     def test_persistence_is_declared_by_the_class(self, tier: Tier) -> None:
         """KV that must not outlive its engine is kept away from a tier that says it is kept."""
         assert tier.persistent == self.supports_persistence, (
-            f"{type(_inside(tier)).__name__}.persistent is {tier.persistent}, and "
+            f"{type(inside(tier)).__name__}.persistent is {tier.persistent}, and "
             f"{type(self).__name__}.supports_persistence {self.supports_persistence}: one is wrong"
         )
 
     def test_chunks_survive_closing_and_opening(self, tmp_path: Path) -> None:
         self._needs(self.supports_persistence, "persistence")
-        place = _folder(tmp_path, "kept")
+        place = new_folder(tmp_path, "kept")
         before = self.opened(place, ROOMY)
-        _write(before, [key(1), key(2)], [payload(before, 1), payload(before, 2)])
+        put(before, [key(1), key(2)], [payload(before, 1), payload(before, 2)])
         before.remove([key(2)])
         before.close()
         tier = self.opened(place, ROOMY)
         assert tier.contains([key(1), key(2)]) == [True, False]
-        assert _read(tier, [key(1)]) == [(ReadOutcome.HIT, payload(tier, 1))]
-        assert _write(tier, [key(1)], [payload(tier, 1)]) == [WriteOutcome.EXISTS]
-        assert _scanned(tier) == {key(1)}
+        assert get(tier, [key(1)]) == [(ReadOutcome.HIT, payload(tier, 1))]
+        assert put(tier, [key(1)], [payload(tier, 1)]) == [WriteOutcome.EXISTS]
+        assert scanned(tier) == {key(1)}
         assert tier.usage().chunks == 1
         tier.close()
 
@@ -437,39 +431,39 @@ class TierConformance:
         self, tmp_path: Path
     ) -> None:
         self._needs(self.supports_persistence, "persistence")
-        place = _folder(tmp_path, "killed")
-        for pause in _KILLED_AFTER:
-            _kill_a_writer(lambda: self.opened(place, ROOMY), pause)
+        place = new_folder(tmp_path, "killed")
+        for pause in KILLED_AFTER:
+            kill_a_writer(lambda: self.opened(place, ROOMY), pause)
             tier = self.opened(place, ROOMY)
-            keys = [key(number) for number in range(_KILLED_KEYS)]
-            contents = [payload(tier, number) for number in range(_KILLED_KEYS)]
-            for (outcome, content), right in zip(_read(tier, keys), contents, strict=True):
+            keys = [key(number) for number in range(KILLED_KEYS)]
+            contents = [payload(tier, number) for number in range(KILLED_KEYS)]
+            for (outcome, content), right in zip(get(tier, keys), contents, strict=True):
                 assert outcome in (ReadOutcome.HIT, ReadOutcome.MISS)
                 assert outcome is ReadOutcome.MISS or content == right
-            assert set(_write(tier, keys, contents)) <= {WriteOutcome.STORED, WriteOutcome.EXISTS}
-            assert _read(tier, keys) == [(ReadOutcome.HIT, content) for content in contents]
-            assert _scanned(tier) == set(keys)
-            _assert_books_balance(tier)
+            assert set(put(tier, keys, contents)) <= {WriteOutcome.STORED, WriteOutcome.EXISTS}
+            assert get(tier, keys) == [(ReadOutcome.HIT, content) for content in contents]
+            assert scanned(tier) == set(keys)
+            assert_books_balance(tier)
             tier.close()
 
     def test_engines_that_share_it_see_each_others_chunks(self, tmp_path: Path) -> None:
-        place = _folder(tmp_path, "shared")
+        place = new_folder(tmp_path, "shared")
         one = self.opened(place, ROOMY)
         if not one.shared:
             one.close()
         self._needs(one.shared, "sharing")
         other = self.opened(place, ROOMY)
-        _write(one, [key(1), key(2)], [payload(one, 1), payload(one, 2)])
+        put(one, [key(1), key(2)], [payload(one, 1), payload(one, 2)])
         assert other.contains([key(1), key(2)]) == [True, True]
-        assert _read(other, [key(1)]) == [(ReadOutcome.HIT, payload(one, 1))]
-        assert _write(other, [key(1)], [payload(one, 1)]) == [WriteOutcome.EXISTS]
+        assert get(other, [key(1)]) == [(ReadOutcome.HIT, payload(one, 1))]
+        assert put(other, [key(1)], [payload(one, 1)]) == [WriteOutcome.EXISTS]
         assert other.remove([key(1)]) == 1
         assert one.contains([key(1), key(2)]) == [False, True]
-        assert _outcomes(one, [key(1), key(2)]) == [ReadOutcome.MISS, ReadOutcome.HIT]
-        assert _write(one, [key(1)], [payload(one, 1)]) == [WriteOutcome.STORED]
+        assert outcomes_of(one, [key(1), key(2)]) == [ReadOutcome.MISS, ReadOutcome.HIT]
+        assert put(one, [key(1)], [payload(one, 1)]) == [WriteOutcome.STORED]
         for tier in (one, other):
             # What others did may be unknown before a scan.
-            assert _scanned(tier) == {key(1), key(2)}
+            assert scanned(tier) == {key(1), key(2)}
             assert tier.usage().chunks == 2
             tier.close()
 
@@ -477,36 +471,38 @@ class TierConformance:
 
     def test_on_a_bad_day_hits_are_right_and_the_books_balance(self, tmp_path: Path) -> None:
         """Threads write, read and remove the same chunks while calls fail at random."""
-        tier = self.opened(_folder(tmp_path, "bad-day"), 10)
+        tier = self.opened(new_folder(tmp_path, "bad-day"), 10)
         faulty = FaultyTier(tier, rates=BAD_DAY)
-        _together([lambda t=t: _bad_day(faulty, seed=t) for t in range(4)])  # type: ignore[misc]
-        keys = [key(number) for number in range(_BAD_DAY_KEYS)]
-        there = {k for k, outcome in zip(keys, _outcomes(tier, keys), strict=True) if _hit(outcome)}
+        together([lambda t=t: bad_day(faulty, seed=t) for t in range(4)])  # type: ignore[misc]
+        keys = [key(number) for number in range(BAD_DAY_KEYS)]
+        there = {
+            k for k, outcome in zip(keys, outcomes_of(tier, keys), strict=True) if is_hit(outcome)
+        }
         assert {k for k, found in zip(keys, tier.contains(keys), strict=True) if found} == there
-        assert _scanned(tier) == there
-        _assert_books_balance(tier)
+        assert scanned(tier) == there
+        assert_books_balance(tier)
         assert tier.remove(keys) == len(there)
         assert (tier.usage().chunks, tier.usage().nbytes) == (0, 0)
         faulty.close()
 
     def test_on_a_bad_day_damage_is_never_served(self, tmp_path: Path) -> None:
         self._needs(self.supports_damage, "damage")
-        tier = self.opened(_folder(tmp_path, "bad-day"), ROOMY)
+        tier = self.opened(new_folder(tmp_path, "bad-day"), ROOMY)
         faulty = FaultyTier(tier, rates=BAD_DAY)
         for number in range(20):
             stored = False
             while not stored:
                 with suppress(OSError):
-                    stored = _write(faulty, [key(number)], [payload(tier, number)]) in (
+                    stored = put(faulty, [key(number)], [payload(tier, number)]) in (
                         [WriteOutcome.STORED],
                         [WriteOutcome.EXISTS],
                     )
-            self.poke_damage(_inside(tier), key(number))
+            self.poke_damage(inside(tier), key(number))
             for _ in range(3):
                 with suppress(OSError):
-                    assert _outcomes(faulty, [key(number)]) != [ReadOutcome.HIT]
-        assert not any(map(_hit, _outcomes(tier, [key(number) for number in range(20)])))
-        _assert_books_balance(tier)
+                    assert outcomes_of(faulty, [key(number)]) != [ReadOutcome.HIT]
+        assert not any(map(is_hit, outcomes_of(tier, [key(number) for number in range(20)])))
+        assert_books_balance(tier)
         faulty.close()
 
     def _needs(self, capability: bool, what: str) -> None:
@@ -535,13 +531,13 @@ class _AgainstADict(RuleBasedStateMachine):
         keys = self.keys(numbers)
         contents = [payload(self.tier, number) for number in numbers]
         expected = [WriteOutcome.EXISTS if k in self.model else WriteOutcome.STORED for k in keys]
-        assert _write(self.tier, keys, contents) == expected
+        assert put(self.tier, keys, contents) == expected
         self.model.update(zip(keys, contents, strict=True))
 
     @rule(numbers=numbers)
     def read(self, numbers: Sequence[int]) -> None:
         for k, (outcome, content) in zip(
-            self.keys(numbers), _read(self.tier, self.keys(numbers)), strict=True
+            self.keys(numbers), get(self.tier, self.keys(numbers)), strict=True
         ):
             assert outcome is (ReadOutcome.HIT if k in self.model else ReadOutcome.MISS)
             assert outcome is ReadOutcome.MISS or content == self.model[k]
@@ -557,8 +553,8 @@ class _AgainstADict(RuleBasedStateMachine):
     def damage(self, number: int) -> None:
         [k] = self.keys([number])
         if self.suite.supports_damage and k in self.model:
-            self.suite.poke_damage(_inside(self.tier), k)
-            assert _outcomes(self.tier, [k]) == [ReadOutcome.CORRUPT]
+            self.suite.poke_damage(inside(self.tier), k)
+            assert outcomes_of(self.tier, [k]) == [ReadOutcome.CORRUPT]
             del self.model[k]
 
     @rule()
@@ -567,14 +563,14 @@ class _AgainstADict(RuleBasedStateMachine):
             self.tier.close()
             self.tier = self.suite.opened(self.place, ROOMY)
             # Usage may be unknown before it.
-            assert _scanned(self.tier) == set(self.model)
+            assert scanned(self.tier) == set(self.model)
 
     @rule()
     def scan(self) -> None:
-        entries = _entries(self.tier)
+        entries = entries_of(self.tier)
         assert len(entries) == len(self.model)
         assert {entry.key for entry in entries} == set(self.model)
-        _assert_books_balance(self.tier)
+        assert_books_balance(self.tier)
 
     @invariant()
     def counts_and_presence_agree(self) -> None:
@@ -584,139 +580,3 @@ class _AgainstADict(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         self.tier.close()
-
-
-def payload(tier: Tier, number: int) -> bytes:
-    """A chunk's worth of bytes, different for each number below 64 and at each page."""
-    pages = tier.payload_bytes // ALIGNMENT
-    return b"".join(bytes([number, page % 256]) * (ALIGNMENT // 2) for page in range(pages))
-
-
-def _folder(parent: Path, name: str) -> Path:
-    folder = parent / name
-    folder.mkdir()
-    return folder
-
-
-def _write(tier: Tier, keys: Sequence[ChunkKey], contents: Sequence[bytes]) -> list[WriteOutcome]:
-    buffers = []
-    for content in contents:
-        buffer = aligned_buffer(tier.payload_bytes)
-        buffer[:] = content
-        buffers.append(buffer)
-    return tier.write(keys, buffers)
-
-
-def _read(tier: Tier, keys: Sequence[ChunkKey]) -> list[tuple[ReadOutcome, bytes]]:
-    buffers = [aligned_buffer(tier.payload_bytes) for _ in keys]
-    outcomes = tier.read(keys, buffers)
-    return [(outcome, bytes(buffer)) for outcome, buffer in zip(outcomes, buffers, strict=True)]
-
-
-def _outcomes(tier: Tier, keys: Sequence[ChunkKey]) -> list[ReadOutcome]:
-    return [outcome for outcome, _ in _read(tier, keys)]
-
-
-def _hit(outcome: ReadOutcome) -> bool:
-    return outcome is ReadOutcome.HIT
-
-
-def _entries(tier: Tier) -> list[Entry]:
-    """The chunks of a scan, without what lies in the tier and is none."""
-    return [entry for entry in tier.scan() if entry.key is not None]
-
-
-def _scanned(tier: Tier) -> set[ChunkKey]:
-    return {entry.key for entry in _entries(tier) if entry.key is not None}
-
-
-def _assert_books_balance(tier: Tier) -> None:
-    entries, usage = _entries(tier), tier.usage()
-    scanned = len(entries), sum(entry.nbytes for entry in entries)
-    assert (usage.chunks, usage.nbytes) == scanned, (
-        f"usage() says {usage.chunks} chunks of {usage.nbytes} bytes, and scan() shows "
-        f"{scanned[0]} of {scanned[1]}"
-    )
-
-
-def _inside(tier: Tier) -> Tier:
-    """The tier under test, without what it is wrapped in."""
-    while isinstance(tier, WrapperTier):
-        tier = tier.inner
-    return tier
-
-
-_BAD_DAY_KEYS = 16
-
-
-def _bad_day(tier: Tier, seed: int) -> None:
-    """Sixty calls at random on a tier that may fail. What escapes is a failure too."""
-    choose = random.Random(seed)  # noqa: S311 - a test's choices
-    for _ in range(60):
-        numbers = choose.sample(range(_BAD_DAY_KEYS), choose.randint(0, 4))
-        keys = [key(number) for number in numbers]
-        contents = [payload(tier, number) for number in numbers]
-        call = choose.choice([_write_on_a_bad_day, _read_on_a_bad_day, _remove_on_a_bad_day])
-        with suppress(OSError):
-            call(tier, keys, contents)
-
-
-def _write_on_a_bad_day(tier: Tier, keys: Sequence[ChunkKey], contents: Sequence[bytes]) -> None:
-    _write(tier, keys, contents)
-    usage = tier.usage()
-    assert usage.limit is None or usage.nbytes <= usage.limit
-
-
-def _read_on_a_bad_day(tier: Tier, keys: Sequence[ChunkKey], contents: Sequence[bytes]) -> None:
-    for (outcome, content), right in zip(_read(tier, keys), contents, strict=True):
-        assert outcome is not ReadOutcome.HIT or content == right
-
-
-def _remove_on_a_bad_day(tier: Tier, keys: Sequence[ChunkKey], _contents: Sequence[bytes]) -> None:
-    assert 0 <= tier.remove(keys) <= len(keys)
-
-
-_KILLED_KEYS = 16
-# Seconds into a write, or into one of those that follow.
-_KILLED_AFTER = (0.0, 0.0005, 0.001, 0.002, 0.004, 0.008)
-
-
-def _kill_a_writer(open_tier: Callable[[], Tier], pause: float) -> None:
-    """Kill a process that removes and stores chunks, ``pause`` seconds after it began to."""
-    # Forked, so that a test class needs not be importable, nor what it holds be pickled.
-    context = multiprocessing.get_context("fork")
-    ours, theirs = context.Pipe(duplex=False)
-    child = context.Process(target=_write_until_killed, args=(open_tier, theirs), daemon=True)
-    child.start()
-    theirs.close()
-    try:
-        assert ours.poll(60), "the other process stores nothing"
-        ours.recv()
-        time.sleep(pause)
-    finally:
-        child.kill()
-        child.join()
-        ours.close()
-
-
-def _write_until_killed(open_tier: Callable[[], Tier], begun: Connection) -> None:
-    tier = open_tier()
-    keys = [key(number) for number in range(_KILLED_KEYS)]
-    tier.remove(keys)
-    begun.send("now")
-    while True:
-        for number, k in enumerate(keys):
-            _write(tier, [k], [payload(tier, number)])
-        tier.remove(keys)
-
-
-def _together(calls: Sequence[Callable[[], T]]) -> list[T]:
-    """Run each call on a thread of its own, started at the same moment."""
-    barrier = threading.Barrier(len(calls))
-
-    def run(call: Callable[[], T]) -> T:
-        barrier.wait()
-        return call()
-
-    with ThreadPoolExecutor(len(calls)) as pool:
-        return list(pool.map(run, calls))

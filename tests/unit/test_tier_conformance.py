@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 import xxhash
 from kvtiers.tiers.base import Entry, ReadOutcome, Tier, TierConfig, Usage, WriteOutcome
-from kvtiers.tiers.conformance import ROOMY, TierConformance
+from kvtiers.tiers.conformance import TierConformance
+from kvtiers.tiers.conformance_kit import ROOMY
 from tier_recipes import CpuRecipe, FsRecipe
 
 
