@@ -45,6 +45,9 @@ _RANK_FACTS = frozenset(
     }
 )
 
+# Methods of speculation that look the drafts up in the text, so that the KV is the model's own.
+_DRAFTS_WITHOUT_A_MODEL = frozenset({"ngram", "ngram_gpu", "suffix"})
+
 # Rotary embeddings whose angles do not depend on max_model_len. LongRoPE's do.
 _FIXED_ROPES = frozenset({"default", "linear", "llama3", "mrope", "yarn"})
 
@@ -181,11 +184,12 @@ def _rope_types(config: Any) -> Iterator[str]:
 
 def _speculative_facts(speculative: Any) -> dict[str, Any] | None:
     """A drafter adds layers of its own and, from 0.33 on, tokens to the hash."""
-    if speculative is None:
+    method = getattr(speculative, "method", None)
+    if speculative is None or method in _DRAFTS_WITHOUT_A_MODEL:
         return None
     draft = getattr(speculative, "draft_model_config", None)
     return {
-        "method": getattr(speculative, "method", None),
+        "method": method,
         "draft": _model_facts(draft) if draft is not None else None,
     }
 

@@ -175,6 +175,7 @@ def test_every_single_fact_makes_another_namespace() -> None:
         at("config.model_config.max_model_len", 128),
         at("offloading.engine_id", "engine-b"),
         at("options.environ", {"HOME": "/root"}),
+        at("config.speculative_config", drafter("ngram")),
     ],
 )
 def test_what_does_not_change_the_bytes_changes_no_id(
