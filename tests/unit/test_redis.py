@@ -510,6 +510,38 @@ def test_two_engines_store_a_chunk_once(server, open_tier):
     assert read(second, KEYS[:3]) == [HIT] * 3
 
 
+def test_a_chunk_that_another_engine_stores_meanwhile_stays_as_it_is(server, open_tier):
+    first, second = open_tier(server), open_tier(server)
+    metadata = second._metadata_buffer
+
+    def late():
+        """Between the question whether the chunk is there and its store."""
+        assert write(first, KEYS[:1]) == [WriteOutcome.STORED]
+        return metadata()
+
+    second._metadata_buffer = late
+    assert second.write(KEYS[:1], [filled(second, KEYS[1])]) == [WriteOutcome.EXISTS]
+    second._metadata_buffer = metadata
+    assert read(second, KEYS[:1]) == [HIT], "with the first one's bytes"
+    assert (first.usage().chunks, second.usage().chunks) == (1, 0)
+
+
+def test_a_chunk_removed_while_it_is_stored_is_counted_as_the_server_has_it(tier, client):
+    present, removals = tier._ledger.present, []
+
+    def removed_before(name, nbytes):
+        """Another thread removes it before the store is written down."""
+        removals.append(threading.Thread(target=tier.remove, args=(KEYS[:1],)))
+        removals[0].start()
+        removals[0].join(0.5)
+        present(name, nbytes)
+
+    tier._ledger.present = removed_before
+    assert write(tier, KEYS[:1]) == [WriteOutcome.STORED]
+    removals[0].join(30)
+    assert tier.usage().chunks == client.exists(name_of(tier, KEYS[0]))
+
+
 def test_moving_a_chunk_takes_no_memory_of_its_size(server, open_tier):
     """Neither a copy to send nor one to receive: both would be bytes of Python's."""
     size = 8 << 20
