@@ -360,7 +360,9 @@ class Jobs:
         name, job = portion.name, portion.job
         broken: list[int] = []
         unwanted: list[tuple[int, int]] = []
-        for index, pieces in portion.objects():
+        # A batch that has ended meanwhile has its memory back.
+        open_ones = [each for each in portion.objects() if job.answers[each[0]] is None]
+        for index, pieces in open_ones:
             slots = self._hierarchy.load(name, [piece for piece in pieces if piece in hits])
             memory = [self._hierarchy.memory(slot) for slot in slots if slot >= 0]
             nbytes = length_in(memory[-1]) if pieces[-1] in hits and memory else None

@@ -17,7 +17,7 @@ import numpy as np
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 from kvtiers.connector.lmcache_jobs import Job, JobKind, Jobs
-from kvtiers.connector.lmcache_pieces import Bytes
+from kvtiers.connector.lmcache_pieces import Bytes, StoredObject
 from kvtiers.tiers import ReadOutcome, WriteOutcome
 from kvtiers.tiers.workers import OpKind
 
@@ -217,3 +217,44 @@ LmcacheMachine.TestCase.settings = settings(
     suppress_health_check=list(HealthCheck),
 )
 test_batches = LmcacheMachine.TestCase
+
+
+def test_a_batch_that_ended_at_its_deadline_is_not_written_by_what_lands_later() -> None:
+    """Its first object was still being read when the last one's turn came too late."""
+    far = kit.DictTier()
+    stack = kit.Stack(SLOTS, {"far": far})
+    workers = stack.workers["far"]
+    jobs = Jobs(stack.h, SLOTS, stack.clock, kit.DEADLINE)
+    size = 3 * kit.CHUNK - 8
+    names = [("a", i) for i in range(5)]
+    sources = [truth(name, size).copy() for name in names]
+    jobs.add(Job(1, JobKind.SET, [key(*name) for name in names], sources))
+    while jobs.busy:
+        jobs.step()
+        workers.run()
+    stack.h.spoil(range(SLOTS))
+
+    def load(number: int, wanted: list[tuple[str, int]]) -> Job:
+        targets = [np.full(size, UNTOUCHED, np.uint8) for _ in wanted]
+        job = Job(number, JobKind.GET, [key(*name) for name in wanted], targets)
+        jobs.add(job)
+        return job
+
+    load(2, names[:2])
+    jobs.step()
+    late = load(3, names[2:])
+    stack.clock.now += 3
+    workers.run(OpKind.READ)
+    jobs.step()
+    first = set(StoredObject.of(late.keys[0], size, kit.CHUNK).pieces)
+    reads = workers.of(OpKind.READ)
+    still_read = [op for op in reads if first & {k.hash for k in op.keys}]
+    for op in set(reads) - set(still_read):
+        workers.end_reads(op, ReadOutcome.MISS)
+    stack.clock.now += 2.1
+    assert late in jobs.step()
+    assert late.answers == [False] * 3
+    for op in still_read:
+        workers.end(op)
+    jobs.step()
+    assert all((target == UNTOUCHED).all() for target in late.buffers)
