@@ -4,7 +4,9 @@ import json
 import logging
 import multiprocessing
 import sys
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import fsspec
@@ -391,6 +393,50 @@ def test_an_object_store_holds_chunks_and_facts_and_nothing_unfinished(server, p
     assert json.loads(facts) == FACTS
 
 
+def test_a_large_chunk_is_one_upload_and_not_one_in_parts(server, prefix):
+    """Of which a killed writer would leave some, invisible and billed."""
+    tier = on_s3(server, prefix)
+    tier._store.publish(f"{server.bucket}/{prefix}/large", "", bytes(101 << 20))
+    found = server.client().head_object(Bucket=server.bucket, Key=f"{prefix}/large")
+    # After a dash stands the number of parts.
+    assert (found["ContentLength"], "-" in found["ETag"]) == (101 << 20, False)
+
+
+def test_a_reader_leaves_the_position_of_other_readers_alone():
+    """Who opens a file of fsspec's memory gets the same one as everybody."""
+    MemoryFileSystem.store.clear()
+    tier = in_memory("positions")
+    write(tier, key(1))
+    file = MemoryFileSystem.store[f"/positions/{name_of(key(1))}"]
+    file.seek(100)
+    assert read(tier, key(1)) == [ReadOutcome.HIT]
+    assert file.tell() == 100
+
+
+def test_of_two_writers_of_a_chunk_one_waits_and_finds_it_there(tmp_path, monkeypatch):
+    tier = on_files(tmp_path)
+    write(tier, key(2))
+    publish, second = tier._store.publish, threading.Event()
+    published = []
+
+    def slow(path, *rest):
+        published.append(path)
+        second.wait(1)
+        publish(path, *rest)
+
+    def ask(keys, ask=tier._lookup.ask):
+        if published:
+            second.set()
+        return ask(keys)
+
+    monkeypatch.setattr(tier._store, "publish", slow)
+    monkeypatch.setattr(tier._lookup, "ask", ask)
+    with ThreadPoolExecutor(2) as pool:
+        outcomes = list(pool.map(lambda _: write(tier, key(1))[0], range(2)))
+    assert sorted(outcome.name for outcome in outcomes) == ["EXISTS", "STORED"]
+    assert len(published) == 1
+
+
 @pytest.mark.parametrize("at", [0, SIZE // 2, SIZE + 40, CHUNK - 1])
 def test_a_flipped_bit_is_never_served_and_the_object_is_removed(server, prefix, at):
     tier = on_s3(server, prefix)
@@ -523,7 +569,8 @@ def test_a_scan_shows_what_is_no_chunk_and_counts_only_chunks(server, prefix):
     strangers = [f"{prefix}/{folder}/notes.txt", f"{prefix}/v1/README", f"{prefix}/v1/ns/x"]
     for name in strangers:
         server.put(name, b"hello")
-    server.put(f"{prefix}/{folder}/", b"")
+    for placeholder in (f"{prefix}/{folder}/", f"{prefix}/v1/"):
+        server.put(placeholder, b"")
     tier = on_s3(server, prefix)
     entries = list(tier.scan())
     assert {entry.key for entry in entries} == {key(1), None}
@@ -561,6 +608,15 @@ def test_a_lookup_finds_the_same_however_it_looks(stored, asked):
     assert found == [number in stored for number in sorted(asked)]
 
 
+def test_a_lookup_that_lists_takes_no_other_file_for_a_chunk():
+    MemoryFileSystem.store.clear()
+    tier = in_memory("sizes")
+    write(tier, key(1), key(2))
+    fsspec.filesystem("memory").pipe_file(f"/sizes/{name_of(key(2))}", b"short")
+    found = tier.contains([key(number) for number in range(70)])
+    assert [number for number, there in enumerate(found) if there] == [1]
+
+
 @pytest.mark.parametrize(
     ("chunks", "asked", "asks"),
     [(3, 64, 64), (3, 65, 0), (3, 2000, 0), (1024, 65, 0), (1536, 65, 65)],
@@ -593,18 +649,20 @@ def test_tiers_with_other_options_have_clients_of_their_own(server, prefix, tmp_
 
 def test_a_client_that_others_may_use_is_left_as_it_is():
     theirs = fsspec.filesystem("memory")
-    assert in_memory("clients").probe() is None
+    assert in_memory("clients").contains([key(1)]) == [False]
     assert fsspec.filesystem("memory") is theirs
     assert theirs.dircache.use_listings_cache
 
 
 def test_what_another_process_stores_is_seen_at_once(server, prefix):
     tier = on_s3(server, prefix)
-    assert tier.contains([key(1)]) == [False]
-    assert list(tier.scan()) == []
-    write(on_s3(server, prefix), key(1))
-    assert tier.contains([key(1)]) == [True]
-    assert [entry.key for entry in tier.scan()] == [key(1)]
+    write(tier, key(1))
+    assert tier.contains([key(2)]) == [False]
+    assert {entry.key for entry in tier.scan()} == {key(1)}
+    write(on_s3(server, prefix), key(2), key(257))
+    assert tier.contains([key(2), key(257)]) == [True] * 2
+    # In a folder that was listed before, and in a new one.
+    assert {entry.key for entry in tier.scan()} == {key(1), key(2), key(257)}
 
 
 def test_a_forked_process_opens_a_tier_of_its_own(server, prefix):
