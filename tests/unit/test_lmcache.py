@@ -134,11 +134,13 @@ def fs(path: Path, **options: Any) -> dict[str, Any]:
     return {"type": "fs", "path": str(path), "capacity": "64MiB", **options}
 
 
-@pytest.fixture(params=["fs", "redis"])
+@pytest.fixture(params=["fs", "fsspec", "redis"])
 def tier(request: pytest.FixtureRequest, tmp_path: Path) -> dict[str, Any]:
     """One tier of each kind that outlives the server."""
     if request.param == "fs":
         return fs(tmp_path / "fs")
+    if request.param == "fsspec":
+        return {"type": "fs", "path": f"memory://{tmp_path}"}
     server: RedisServer = request.getfixturevalue("redis_server")
     return {"type": "redis", "url": server.url}
 
@@ -159,17 +161,20 @@ def damage(path: Path, offset: int = 1000) -> None:
 # Bytes ----------------------------------------------------------------------------
 
 
-def test_objects_come_back_also_after_a_restart(make: Make, tier: dict[str, Any]) -> None:
+@pytest.mark.parametrize("policy", ["lru", "arc"])
+def test_objects_come_back_also_after_a_restart(
+    make: Make, tier: dict[str, Any], policy: str
+) -> None:
     names, data = keys(20), contents(20)
     sizes = [len(item) for item in data]
-    client = make(tiers=[tier])
+    client = make(tiers=[tier], policy=policy)
     assert client.exists(names) == [False] * 20
     assert client.get(names, sizes) == [None] * 20
     assert client.set(names, data)
     assert client.exists(names) == [True] * 20
     assert client.get(names, sizes) == data
 
-    client = make(tiers=[tier])
+    client = make(tiers=[tier], policy=policy)
     assert client.exists([*names, "org/model@00000001@0@ff"]) == [True] * 20 + [False]
     # In the order that suits LMCache, all of them or some.
     assert client.get(names[::-2], sizes[::-2]) == data[::-2]
