@@ -171,7 +171,9 @@ def test_a_sentinel_is_refused(tmp_path):
     command = ["redis-server", str(tmp_path / "sentinel.conf"), "--sentinel"]
     with subprocess.Popen(command, stdin=subprocess.DEVNULL) as process:
         try:
-            client = redis.Redis(port=port, retry=Retry(ConstantBackoff(0.05), 200))
+            retry = Retry(ConstantBackoff(0.05), 200)
+            failures = [redis.ConnectionError]
+            client = redis.Redis(port=port, retry=retry, retry_on_error=failures)
             assert client.ping()
             assert "is a Redis Sentinel, which this release" in refusal(url=url)
         finally:
