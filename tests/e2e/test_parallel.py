@@ -40,6 +40,13 @@ def redis(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
         yield started
 
 
+@pytest.fixture(scope="module")
+def without(llama: Path) -> list[tuple[int, ...]]:
+    """Answers of one rank without the connector."""
+    with Engine(llama) as engine:
+        return [answer.tokens for answer in engine.ask_each([FIRST, SECOND])]
+
+
 # Pipeline parallelism -------------------------------------------------------
 
 # Without the warm-up run that eager mode leaves out, the second stage of vLLM's CPU runner
@@ -55,7 +62,6 @@ class Pipeline:
     """What engines said, both prompts each time, and which tiers served them.
 
     Attributes:
-        without: tokens of one stage without the connector.
         cold, cpu: of two stages, the first time and with the GPU's cache emptied.
         restarted: of two stages again; Redis has the second prompt only.
         alone: of one stage, over the same Redis and folder.
@@ -66,7 +72,6 @@ class Pipeline:
 
     """
 
-    without: list[tuple[int, ...]]
     cold: list[Answer]
     cpu: list[Answer]
     restarted: list[Answer]
@@ -86,8 +91,6 @@ def pipeline(llama: Path, redis: RedisServer, tmp_path_factory: pytest.TempPathF
     def hits_of(engine: Engine) -> dict[str, int]:
         return {tier: engine.counts(tier)["hits"] for tier in ("cpu", "redis", "fs")}
 
-    with Engine(llama) as engine:
-        without = [answer.tokens for answer in engine.ask_each([FIRST, SECOND])]
     with Engine(llama, tiers, pipeline_parallel=2, **WARMED_UP) as engine:
         cold = [engine.ask(FIRST)]
         redis.client().flushall()
@@ -104,12 +107,14 @@ def pipeline(llama: Path, redis: RedisServer, tmp_path_factory: pytest.TempPathF
         alone = engine.ask_each([FIRST, SECOND])
         hits["alone"] = hits_of(engine)
         namespaces = (two, engine.namespace)
-    return Pipeline(without, cold, from_cpu, restarted, alone, hits, namespaces, files, arena)
+    return Pipeline(cold, from_cpu, restarted, alone, hits, namespaces, files, arena)
 
 
-def test_two_stages_give_the_same_answers_from_every_tier(pipeline: Pipeline) -> None:
+def test_two_stages_give_the_same_answers_from_every_tier(
+    pipeline: Pipeline, without: list[tuple[int, ...]]
+) -> None:
     for answers in (pipeline.cold, pipeline.cpu, pipeline.restarted):
-        assert [answer.tokens for answer in answers] == pipeline.without
+        assert [answer.tokens for answer in answers] == without
     assert [answer.cached for answer in pipeline.cold] == [0, 0]
     assert [answer.cached for answer in pipeline.cpu] == [CACHEABLE, CACHEABLE]
     assert [answer.cached for answer in pipeline.restarted] == [CACHEABLE, CACHEABLE]
@@ -122,26 +127,17 @@ def test_a_chunk_of_two_stages_is_whole_on_disk(pipeline: Pipeline) -> None:
     assert pipeline.files == pipeline.arena
 
 
-def test_one_stage_does_not_read_what_two_have_written(pipeline: Pipeline) -> None:
+def test_one_stage_does_not_read_what_two_have_written(
+    pipeline: Pipeline, without: list[tuple[int, ...]]
+) -> None:
     two, one = pipeline.namespaces
     assert one != two
     assert [answer.cached for answer in pipeline.alone] == [0, 0]
     assert pipeline.hits["alone"] == {"cpu": 0, "redis": 0, "fs": 0}
-    assert [answer.tokens for answer in pipeline.alone] == pipeline.without
+    assert [answer.tokens for answer in pipeline.alone] == without
 
 
 # Data parallelism -----------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def texts(llama: Path) -> dict[str, str]:
-    """Answers of one engine without the connector."""
-    with Engine(llama) as engine:
-        answers = engine.ask_each([FIRST, SECOND])
-    return {
-        name: "".join(f" w{token}" for token in answer.tokens)
-        for name, answer in zip(("first", "second"), answers, strict=True)
-    }
 
 
 @pytest.fixture(scope="module")
@@ -149,6 +145,8 @@ def pair(
     llama: Path, redis: RedisServer, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[VllmServer]:
     """A server with two engines, and no capacity of the cpu tier set."""
+    # One stage has left its chunks there, which are these engines' too.
+    redis.client().flushall()
     home = tmp_path_factory.mktemp("pair") / "home"
     tiers = [{"type": "cpu"}, redis_tier(redis.url), fs(home / "fs")]
     with server(
@@ -162,8 +160,10 @@ def pair(
 
 
 def test_what_one_engine_stored_serves_the_other(
-    pair: VllmServer, redis: RedisServer, texts: dict[str, str]
+    pair: VllmServer, redis: RedisServer, without: list[tuple[int, ...]]
 ) -> None:
+    first, second = ["".join(f" w{token}" for token in tokens) for tokens in without]
+
     def hits(engine: int, tier: str) -> float:
         return metric_of(pair, "hits_total", tier, engine) or 0
 
@@ -172,14 +172,14 @@ def test_what_one_engine_stored_serves_the_other(
         writes = [metric_of(pair, "bytes_written_total", tier, engine) for tier in ("redis", "fs")]
         return writes == [CHUNKS * CHUNK_BYTES] * 2
 
-    assert complete(pair, FIRST, 16, rank=0) == texts["first"]
+    assert complete(pair, FIRST, 16, rank=0) == first
     wait_for(lambda: stored(0), pair)
-    assert complete(pair, FIRST, 16, rank=1) == texts["first"]
+    assert complete(pair, FIRST, 16, rank=1) == first
     wait_for(lambda: hits(1, "redis") == CHUNKS, pair)
-    assert complete(pair, SECOND, 16, rank=1) == texts["second"]
+    assert complete(pair, SECOND, 16, rank=1) == second
     wait_for(lambda: stored(1), pair)
     redis.client().flushall()
-    assert complete(pair, SECOND, 16, rank=0) == texts["second"]
+    assert complete(pair, SECOND, 16, rank=0) == second
     wait_for(lambda: hits(0, "fs") == CHUNKS, pair)
     assert hits(1, "fs") == 0
 
