@@ -58,7 +58,8 @@ def tls_context(config: RedisConfig) -> ssl.SSLContext:
             # With an empty password, since OpenSSL would ask for one on the terminal.
             context.load_cert_chain(file, config.ssl_keyfile, password="")
     except OSError as error:
-        also = "" if key == "ssl_ca_certs" else f" with 'ssl_keyfile' {config.ssl_keyfile}"
+        with_key = config.ssl_keyfile is not None and key == "ssl_certfile"
+        also = f" with 'ssl_keyfile' {config.ssl_keyfile}" if with_key else ""
         raise TierConfigError(
             f"The redis tier's '{key}' {file}{also} can't be used: {error}. Name a readable file "
             "in PEM format; a key must not be encrypted."

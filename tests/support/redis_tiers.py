@@ -17,6 +17,9 @@ pytest.register_assert_rewrite("kvtiers.tiers.conformance")
 
 from kvtiers.tiers.conformance import TierConformance  # noqa: E402 - rewritten before its import
 
+ALLOWED = ["+get", "+set", "+exists", "+touch", "+unlink", "+scan", "+object", "+strlen"]
+"""What a user of the server's ACL must be allowed for a tier to work."""
+
 
 def open_redis_tier(
     server: RedisServer, place: Path, chunks: int, payload_bytes: int, **options: Any

@@ -1,7 +1,10 @@
 import json
+import re
+from pathlib import Path
 from urllib.parse import quote
 
 import pytest
+import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 from kvtiers.connector.config import load
@@ -12,6 +15,7 @@ from kvtiers.tiers.redis_config import RedisConfig
 from kvtiers.tiers.redis_url import Address, parse, without_secrets
 from kvtiers.tools import cli
 from pydantic import ValidationError
+from redis_tiers import ALLOWED
 
 SECRET = "hunter2-swordfish"
 
@@ -259,3 +263,15 @@ def test_without_redis_py_the_extra_to_install_is_named(monkeypatch):
     monkeypatch.delitem(__import__("sys").modules, "kvtiers.tiers.redis_client", raising=False)
     with pytest.raises(TierConfigError, match=r"pip install 'kvtiers\[redis\]'"):
         RedisTier(RedisConfig(), 4096)
+
+
+def test_the_configurations_shown_are_valid():
+    page = (Path(__file__).parents[2] / "docs" / "redis.md").read_text()
+    blocks = re.findall(r"```yaml\n(.*?)```", page, re.DOTALL)
+    types = [load(yaml.safe_load(block), {}).config.tiers[1].type for block in blocks]
+    assert types == ["redis", "redis"]
+
+
+def test_the_rights_shown_are_those_that_are_tested():
+    page = (Path(__file__).parents[2] / "docs" / "redis.md").read_text()
+    assert f"~kvtiers:* {' '.join(sorted(ALLOWED, key=page.index))}`" in page

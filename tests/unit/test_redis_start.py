@@ -10,13 +10,11 @@ import pytest
 from kvtiers.tiers import TierConfigError
 from kvtiers.tiers.redis import RedisTier
 from redis_server import RedisServer
+from redis_tiers import ALLOWED
 from redis_tls import Certificates, TlsRedisServer, clustered
 
 SIZE = 4096
 SECRET = "s3cret-and-long"
-ALLOWED = [
-    f"+{name}" for name in ("get", "set", "exists", "touch", "unlink", "scan", "object", "strlen")
-]
 
 
 def probe(**options) -> str | None:
