@@ -20,10 +20,10 @@ from kvtiers.tiers.base import (
     WriteOutcome,
 )
 from kvtiers.tiers.buffers import aligned_buffer
+from kvtiers.tiers.named_ledger import Ledger
 from kvtiers.tiers.redis_about import AboutBook
 from kvtiers.tiers.redis_config import RedisConfig
 from kvtiers.tiers.redis_keys import Keys
-from kvtiers.tiers.redis_ledger import Ledger
 from kvtiers.tiers.redis_protocol import MisconfiguredError, Reply, ReplyError, pack_around
 from kvtiers.tiers.redis_scan import Scanner
 from kvtiers.tiers.redis_start import check_capacity, greet, make_client, tls_context
@@ -236,6 +236,7 @@ class RedisTier(Tier):
     ) -> WriteOutcome:
         if not self._ledger.reserve(self._chunk_bytes):
             return WriteOutcome.REFUSED
+        reserved = self._chunk_bytes
         try:
             metadata = self._metadata_buffer()
             chunk_format.pack(key, payload, time.time(), metadata)
@@ -243,10 +244,11 @@ class RedisTier(Tier):
             session.send([head, payload, metadata, tail], answers=1)
             if self._checked(session.reply()) is None:
                 return WriteOutcome.EXISTS
-            self._ledger.present(name, self._chunk_bytes)
+            self._ledger.present(name, self._chunk_bytes, reserved=reserved)
+            reserved = 0
             return WriteOutcome.STORED
         finally:
-            self._ledger.release(self._chunk_bytes)
+            self._ledger.release(reserved)
 
     def _delete(self, session: Session, names: Sequence[bytes]) -> int:
         """Delete and uncount. Returns how many were there; raises what the server says."""

@@ -13,9 +13,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from kvtiers.tiers.base import ChunkKey, Entry
+from kvtiers.tiers.named_ledger import Ledger
 from kvtiers.tiers.redis_about import AboutBook
 from kvtiers.tiers.redis_keys import Found, Keys
-from kvtiers.tiers.redis_ledger import Ledger
 from kvtiers.tiers.redis_protocol import ProtocolError, Reply, ReplyError
 
 if TYPE_CHECKING:

@@ -36,7 +36,7 @@ from kvtiers.tiers.buffers import aligned_buffer
 from kvtiers.tiers.fs_namespace import MOST_BYTES, NamespaceBook
 from kvtiers.tiers.fs_quarantine import Stuck
 from kvtiers.tiers.fs_root import check_capacity
-from kvtiers.tiers.redis_ledger import Ledger
+from kvtiers.tiers.named_ledger import Ledger
 from kvtiers.tiers.remote_config import RemoteFsConfig
 from kvtiers.tiers.remote_layout import RemoteLayout, name_of
 from kvtiers.tiers.remote_lookup import Lookup
@@ -210,7 +210,7 @@ class RemoteFsTier(Tier):
         path = self._path(key)
         if not self._ledger.reserve(self._object_bytes):
             return WriteOutcome.REFUSED
-        stored = False
+        reserved = self._object_bytes
         try:
             metadata = self._metadata_buffer()
             chunk_format.pack(key, payload, time.time(), metadata)
@@ -218,12 +218,11 @@ class RemoteFsTier(Tier):
             content = b"".join((payload, metadata))
             self._store.publish(path, self._layout.temporary_for(path), content)
             self._stuck.discard(path)
-            self._ledger.present(name_of(key), self._object_bytes, reserved=self._object_bytes)
-            stored = True
+            self._ledger.present(name_of(key), self._object_bytes, reserved=reserved)
+            reserved = 0
+            return WriteOutcome.STORED
         finally:
-            if not stored:
-                self._ledger.release(self._object_bytes)
-        return WriteOutcome.STORED
+            self._ledger.release(reserved)
 
     # Small things -----------------------------------------------------------------
 

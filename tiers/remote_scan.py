@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from kvtiers.tiers.base import ChunkKey, Entry
 from kvtiers.tiers.fs_layout import FACTS, TEMPORARY, hash_of, is_chunk_folder
 from kvtiers.tiers.fs_namespace import NamespaceBook
-from kvtiers.tiers.redis_ledger import Ledger
+from kvtiers.tiers.named_ledger import Ledger
 from kvtiers.tiers.remote_layout import RemoteLayout, begun_at, name_of
 from kvtiers.tiers.remote_store import Found, Store
 

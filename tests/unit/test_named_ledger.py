@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from kvtiers.tiers import Usage
-from kvtiers.tiers.redis_ledger import Ledger
+from kvtiers.tiers.named_ledger import Ledger
 
 names = st.integers(0, 5).map(lambda n: b"%d" % n)
 
@@ -25,6 +25,14 @@ def test_news_of_one_name_count_once():
         ledger.absent(b"a")
     assert ledger.usage() == Usage(0, 0, 100)
     assert not ledger.knows(b"a")
+
+
+def test_a_chunk_that_was_reserved_never_counts_twice():
+    ledger = Ledger(20)
+    assert ledger.reserve(10)
+    ledger.present(b"a", 10, reserved=10)
+    assert ledger.reserve(10)
+    assert ledger.usage() == Usage(10, 1, 20)
 
 
 def test_reservations_count_against_the_limit_until_they_end():

@@ -1,6 +1,6 @@
-"""Which chunks of ours a Redis server holds, as far as this process knows.
+"""Which chunks of ours a server holds, as far as this process knows: a Redis, a bucket.
 
-What it stored itself, and what the last scan found. A server drops keys by itself (TTL,
+What it stored itself, and what the last scan found. A Redis drops keys by itself (TTL,
 eviction, a restart), and others store beside us: the next scan brings that up to date.
 
 The difficulty is what changes while a scan runs, which may or may not show it. So each
