@@ -195,8 +195,9 @@ def test_redis_killed_in_the_middle_of_a_thousand_requests(
         start.join()
         assert len(load.answers) == REQUESTS
         assert all(answer.tokens == right[number] for number, answer, _ in load.answers)
-        # Thrice the slowest cold one, for what else the machine does meanwhile.
-        assert load.slowest <= 3 * cold.slowest + DEADLINE
+        # The deadline is the margin for what else the machine does: of a server that is
+        # gone, unlike one that hangs, nobody waits for an answer.
+        assert load.slowest <= cold.slowest + DEADLINE
         assert hits["before"] > KILLED_AT // 2, "Redis was to be used before"
         end = time.monotonic() + PATIENCE
         while engine.counts("redis")["hits"] <= hits["away"]:
