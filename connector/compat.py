@@ -117,3 +117,17 @@ def gpu_usage(block_pool: Any, kv_cache_config: Any) -> Usage:
     total = kv_cache_config.kv_cache_tensors[0].size if kv_cache_config.kv_cache_tensors else 0
     cached = len(block_pool.cached_block_hash_to_block)
     return Usage(cached * (total // blocks), cached, total)
+
+
+def gpu_fullness(block_pool: Any) -> float:
+    """Share of the GPU's blocks that can't be given away without losing something, 0 to 1.
+
+    What vLLM calls the cache's usage counts blocks in use, though one that nobody uses
+    keeps its KV until it is needed for another. Blocks that hold cached KV leave out the
+    others of requests under way: partial ones, and most of a sliding window's. How many
+    are one or the other vLLM does not say, so this is the larger of the two.
+    """
+    cached = len(block_pool.cached_block_hash_to_block)
+    # Block 0 is never handed out.
+    share: float = max(cached / max(1, block_pool.num_gpu_blocks - 1), block_pool.get_usage())
+    return share

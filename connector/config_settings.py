@@ -36,8 +36,8 @@ class Settings(BaseModel):
     )
     offload_threshold: Share = Field(
         default=0.0,
-        description="the share of the GPU's blocks that must hold cached KV, in use or not, "
-        "before anything is stored",
+        description="the share of the GPU's blocks that must be in use or hold cached KV before "
+        "anything is stored",
     )
     prefetch_window: int | None = Field(
         default=None,

@@ -82,6 +82,7 @@ class RequestKeys:
         adapter: of the request, None for the model as it is.
         loads: whether the request may load.
         stores: whether its chunks may be stored.
+        tenant: the request's ``cache_salt``, which vLLM's keys contain.
 
     """
 
@@ -90,6 +91,7 @@ class RequestKeys:
     adapter: Adapter | None = None
     loads: bool = True
     stores: bool = True
+    tenant: str = ""
 
     def __post_init__(self) -> None:
         if self.adapter is not None and self.adapter.content is None:
@@ -138,24 +140,31 @@ class TieredOffloadingManager(OffloadingManager):  # type: ignore[misc]  # vLLM 
         # Levels as last sent; None before the first time.
         self._told: list[tuple[Usage, BreakerState]] | None = None
 
-    def open(self, report: WorkerReport, gpu_usage: Callable[[], Usage]) -> None:
+    def open(
+        self,
+        report: WorkerReport,
+        gpu_usage: Callable[[], Usage],
+        gpu_fullness: Callable[[], float],
+    ) -> None:
         """Build the tiers, once the workers have made the arena.
+
+        Args:
+            report: what the workers made.
+            gpu_usage: how much of vLLM's own prefix cache is filled, for the metrics.
+            gpu_fullness: the share of its blocks that are not empty.
 
         Raises:
             ConfigError, TierConfigError: a tier can't work as configured.
 
         """
         self._hierarchy = build_hierarchy(self._config, self._context, report, gpu_usage)
-        self._gate.watch(gpu_usage)
+        self._gate.watch(gpu_fullness)
 
     @property
     def hierarchy(self) -> Hierarchy:
         """The tiers. vLLM opens the manager before its first step."""
         if self._hierarchy is None:
-            raise RuntimeError(
-                "vLLM did not pass the workers' handshake to kvtiers. Under MultiConnector, put "
-                "TieredKVConnector before connectors that have a handshake of their own."
-            )
+            raise RuntimeError("vLLM did not pass the workers' handshake to kvtiers.")
         return self._hierarchy
 
     # Requests ---------------------------------------------------------------
@@ -363,7 +372,7 @@ class TieredOffloadingManager(OffloadingManager):  # type: ignore[misc]  # vLLM 
     def _all_runs(self, known: RequestKeys) -> tuple[Run, ...]:
         size = self.hierarchy.chunk_bytes
         return tuple(
-            Run(tuple(map(known.inner, keys)), 0, size, group)
+            Run(tuple(map(known.inner, keys)), 0, size, group, tenant=known.tenant)
             for group, keys in known.keys.items()
             if keys
         )
@@ -411,4 +420,4 @@ def _run(
 ) -> Run:
     before = known.keys.get(group, ())
     parent = known.inner(before[start - 1]) if 0 < start <= len(before) else None
-    return Run(tuple(keys), max(start, 0), chunk_bytes, group, parent)
+    return Run(tuple(keys), max(start, 0), chunk_bytes, group, parent, known.tenant)

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 
-from kvtiers.tiers import Usage
 from vllm.v1.kv_offload.base import OffloadKey, OffloadPolicy, ReqContext, RequestOffloadingContext
 
 
@@ -19,11 +18,8 @@ class StoreGate:
     """One engine's gate. The scheduler's thread only.
 
     Args:
-        threshold: share of the GPU's blocks that must be exceeded by those that hold
-            cached KV, whether a request uses them or not. Not vLLM's figure of its
-            cache's usage, which counts blocks in use: a block that nobody uses keeps
-            its KV until it is needed for another, so nothing can be lost while there
-            are blocks without.
+        threshold: share of the GPU's blocks that must be exceeded by those that are not
+            empty, see ``compat.gpu_fullness``.
         max_tokens: chunks that end beyond that many tokens are not stored, None for
             no limit.
 
@@ -32,13 +28,13 @@ class StoreGate:
     def __init__(self, threshold: float, max_tokens: int | None) -> None:
         self._threshold = threshold
         self._max_tokens = max_tokens
-        self._gpu_usage: Callable[[], Usage] | None = None
+        self._fullness: Callable[[], float] | None = None
         # Requests whose chunks were turned away since the gate was last open.
         self._turned_away: set[str] = set()
 
-    def watch(self, gpu_usage: Callable[[], Usage]) -> None:
-        """Look there for how full the GPU's cache is."""
-        self._gpu_usage = gpu_usage
+    def watch(self, fullness: Callable[[], float]) -> None:
+        """Look there for how full the GPU's cache is, from 0 to 1."""
+        self._fullness = fullness
 
     def context(self) -> RequestOffloadingContext:
         """For a new request: whether what it hits is offered again."""
@@ -69,10 +65,9 @@ class StoreGate:
         self._turned_away.discard(request_id)
 
     def _is_open(self) -> bool:
-        if not self._threshold or self._gpu_usage is None:
+        if not self._threshold or self._fullness is None:
             return True
-        usage = self._gpu_usage()
-        return usage.nbytes > self._threshold * (usage.limit or 0)
+        return self._fullness() > self._threshold
 
     def _is_near(self, key: OffloadKey, req_context: ReqContext) -> bool:
         end = req_context.get_offload_key_position(key)

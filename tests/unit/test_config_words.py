@@ -11,12 +11,13 @@ import pytest
 from hierarchy_kit import CHUNK, DictTier, Stack, key, prefix
 from hypothesis import given
 from hypothesis import strategies as st
+from kvtiers.connector.compat import gpu_fullness
 from kvtiers.connector.config import check_max_tokens, load
 from kvtiers.connector.config_errors import ConfigError
 from kvtiers.connector.store_gate import StoreGate
 from kvtiers.policies import PolicyRequest, Run
 from kvtiers.policies.lru import LruPolicy
-from kvtiers.tiers import ChunkKey, Namespace, ReadOutcome, TierConfig, TierConfigError, Usage
+from kvtiers.tiers import ChunkKey, Namespace, ReadOutcome, TierConfig, TierConfigError
 from kvtiers.tiers.base import WriteOutcome
 from kvtiers.tiers.buffers import aligned_buffer
 from kvtiers.tiers.direct_io import transfer_in, transfer_out
@@ -333,13 +334,22 @@ def test_what_a_policy_foresees_is_bounded_too(window: int | None, early: int) -
 
 
 class Gpu:
-    """How full the GPU's cache is, in blocks of a hundred."""
+    """vLLM's block pool, as far as fullness goes: a hundred blocks beside its own."""
+
+    num_gpu_blocks = 101
 
     def __init__(self) -> None:
-        self.blocks = 0
+        self.cached_block_hash_to_block: dict[int, object] = {}
+        self.used = 0
 
-    def __call__(self) -> Usage:
-        return Usage(self.blocks * CHUNK, self.blocks, 100 * CHUNK)
+    def get_usage(self) -> float:
+        return self.used / 100
+
+    def cache(self, blocks: int) -> None:
+        self.cached_block_hash_to_block = dict.fromkeys(range(blocks))
+
+    def __call__(self) -> float:
+        return gpu_fullness(self)
 
 
 def context(name: str, run: Run, tokens: int = 128) -> ReqContext:
@@ -369,14 +379,23 @@ def test_without_a_threshold_everything_passes_and_hits_are_not_offered_again() 
 @pytest.mark.parametrize(("blocks", "passes"), [(0, False), (50, False), (51, True), (100, True)])
 def test_a_cache_must_be_fuller_than_the_threshold(blocks: int, passes: bool) -> None:
     made, gpu = gate(0.5)
-    gpu.blocks = blocks
+    gpu.cache(blocks)
     run = prefix("p", 4)
     assert bool(made.let_through(offload_keys(run), context("r", run))) is passes
 
 
+def test_blocks_in_use_count_where_they_are_more() -> None:
+    """Those of a sliding window are in use and hold nothing that could be hit."""
+    made, gpu = gate(0.5)
+    gpu.cache(20)
+    gpu.used = 60
+    run = prefix("p", 4)
+    assert made.let_through(offload_keys(run), context("r", run))
+
+
 def test_a_threshold_of_one_stores_nothing() -> None:
     made, gpu = gate(1.0)
-    gpu.blocks = 100
+    gpu.cache(100)
     run = prefix("p", 4)
     assert not made.let_through(offload_keys(run), context("r", run))
 
@@ -387,7 +406,7 @@ def test_what_was_turned_away_is_offered_again_once_the_cache_is_fuller() -> Non
     for name in ("early", "ended"):
         made.let_through(offload_keys(run), context(name, run))
     assert made.take_offers() == set(), "it would be turned away again"
-    gpu.blocks = 60
+    gpu.cache(60)
     made.let_through(offload_keys(run), context("late", run))
     made.forget("ended")
     assert made.take_offers() == {"early"}
