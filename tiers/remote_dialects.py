@@ -110,17 +110,20 @@ def client_options(protocol: str, threads: int, timeout: float) -> dict[str, Any
     """What a protocol's client should do by default, as ``storage_options``."""
     if protocol not in ("s3", "s3a"):
         return {}
-    return {
-        "config_kwargs": {
-            # botocore's own default is 10, whatever we ask of it at once.
-            "max_pool_connections": threads,
-            "connect_timeout": timeout,
-            "read_timeout": timeout,
-            # s3fs tries again by itself where that can help, and the breaker after it.
-            "retries": {"total_max_attempts": 1},
-            # Each chunk carries a checksum that is verified when it is read. A second
-            # one costs time, and older S3-compatible servers do not know it.
-            "request_checksum_calculation": "when_required",
-            "response_checksum_validation": "when_required",
-        }
+    from botocore.config import Config  # type: ignore[import-untyped]
+
+    wanted = {
+        # botocore's own default is 10, whatever we ask of it at once.
+        "max_pool_connections": threads,
+        "connect_timeout": timeout,
+        "read_timeout": timeout,
+        # s3fs tries again by itself where that can help, and the breaker after it.
+        "retries": {"total_max_attempts": 1},
+        # Each chunk carries a checksum that is verified when it is read. A second one
+        # costs time, and older S3-compatible servers do not know it.
+        "request_checksum_calculation": "when_required",
+        "response_checksum_validation": "when_required",
     }
+    # The last two came with botocore 1.36; before it made no checksums of its own.
+    known = Config.OPTION_DEFAULTS
+    return {"config_kwargs": {key: value for key, value in wanted.items() if key in known}}

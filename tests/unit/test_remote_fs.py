@@ -9,6 +9,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import botocore.config
 import fsspec
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
@@ -21,6 +22,7 @@ from kvtiers.tiers.buffers import aligned_buffer
 from kvtiers.tiers.format import METADATA_BYTES
 from kvtiers.tiers.fs import FsTier
 from kvtiers.tiers.remote_config import StorageOptions
+from kvtiers.tiers.remote_dialects import client_options
 from kvtiers.tiers.remote_fs import RemoteFsTier
 from kvtiers.tools import cli
 from remote_recipes import PlainFileSystem, name_of, open_remote_tier
@@ -206,6 +208,15 @@ def test_a_store_that_does_all_a_tier_needs_is_used_and_left_as_it_was(server, p
     assert server.names(prefix) == []
     assert on_files(tmp_path).probe() is None
     assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
+
+
+def test_a_client_that_knows_no_checksum_options_is_given_none(monkeypatch):
+    """As botocore's before 1.36, which refuses what it does not know."""
+    for option in ("request_checksum_calculation", "response_checksum_validation"):
+        monkeypatch.delitem(botocore.config.Config.OPTION_DEFAULTS, option)
+    options = client_options("s3", 16, 10.0)["config_kwargs"]
+    botocore.config.Config(**options)
+    assert options["max_pool_connections"] == 16
 
 
 def test_a_bucket_that_is_not_there_is_refused(server):
