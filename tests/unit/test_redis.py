@@ -527,12 +527,12 @@ def test_a_chunk_that_another_engine_stores_meanwhile_stays_as_it_is(server, ope
 def test_a_chunk_removed_while_it_is_stored_is_counted_as_the_server_has_it(tier, client):
     present, removals = tier._ledger.present, []
 
-    def removed_before(name, nbytes):
+    def removed_before(*news, **reserved):
         """Another thread removes it before the store is written down."""
         removals.append(threading.Thread(target=tier.remove, args=(KEYS[:1],)))
         removals[0].start()
         removals[0].join(0.5)
-        present(name, nbytes)
+        present(*news, **reserved)
 
     tier._ledger.present = removed_before
     assert write(tier, KEYS[:1]) == [WriteOutcome.STORED]
