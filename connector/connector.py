@@ -23,7 +23,12 @@ from kvtiers.connector.config import (
     load,
     resolve_blocks_per_chunk,
 )
-from kvtiers.connector.engine_checks import check_chunks, check_engine, check_nesting
+from kvtiers.connector.engine_checks import (
+    check_chunks,
+    check_engine,
+    check_nesting,
+    check_reports,
+)
 from kvtiers.connector.manager import Adapter, RequestKeys, TieredOffloadingManager
 from kvtiers.connector.spec import CONTEXT, Context, TieredOffloadingSpec
 from kvtiers.connector.transfer import TieredWorkerMetadata, WorkerReport
@@ -99,8 +104,14 @@ class TieredKVConnector(OffloadingConnector):  # type: ignore[misc]  # vLLM is u
     def set_xfer_handshake_metadata_pp_aware(
         self, metadata: dict[tuple[int, int], KVConnectorHandshakeMetadata]
     ) -> None:
-        """Scheduler side: the workers have registered their KV caches; open the tiers."""
+        """Scheduler side: the workers have registered their KV caches; open the tiers.
+
+        Raises:
+            ConfigError: a tier can't work, or another connector's message came instead.
+
+        """
         reports = [report for report in metadata.values() if isinstance(report, WorkerReport)]
+        check_reports(metadata, reports)
         if reports:
             self._manager.open(reports[0], self._gpu_usage, self._gpu_fullness)
 
@@ -160,8 +171,12 @@ class TieredKVConnector(OffloadingConnector):  # type: ignore[misc]  # vLLM is u
         windowed = frozenset(
             group.group_idx for group in groups if group.sliding_window_size_in_chunks is not None
         )
-        status.req_context.set_state(RequestKeys(keys, windowed, adapter))
+        # Of one that asks for the logprobs of its prompt, vLLM computes all tokens.
+        reads = not request.skip_reading_prefix_cache
         facts = compat.request_facts(request)
+        status.req_context.set_state(
+            RequestKeys(keys, windowed, adapter, loads=reads, tenant=facts.tenant)
+        )
         self._manager.begin(
             status.req_context,
             PolicyRequest(

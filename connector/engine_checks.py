@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from kvtiers.connector.config_errors import ConfigError
@@ -85,3 +86,25 @@ def check_chunks(settings: Settings, blocks_per_chunk: int, kv_cache_config: Any
             "to 1."
         ]
     )
+
+
+def check_reports(metadata: Mapping[Any, Any], reports: Sequence[Any]) -> None:
+    """Refuse to go on where another connector's message came in place of our workers'.
+
+    Args:
+        metadata: what vLLM passed on from the workers, by rank.
+        reports: what of it is ours.
+
+    Raises:
+        ConfigError: none of it is.
+
+    """
+    if metadata and not reports:
+        raise ConfigError(
+            [
+                "MultiConnector passes on what the workers of one connector say at start, the "
+                "first that says anything, so kvtiers did not learn where its arena is. Put "
+                'TieredKVConnector before the others in "connectors", or before those that have '
+                "such a message, as NixlConnector has."
+            ]
+        )

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorBase_V1,
+    KVConnectorHandshakeMetadata,
     KVConnectorMetadata,
     SupportsHMA,
 )
@@ -114,3 +115,10 @@ class PartnerConnector(KVConnectorBase_V1, SupportsHMA):
             for index, block in enumerate(ids)
             if block
         ]
+
+
+class TalkingPartner(PartnerConnector):
+    """Its workers have something to say at start, as those of connectors between hosts do."""
+
+    def get_handshake_metadata(self) -> KVConnectorHandshakeMetadata:
+        return KVConnectorHandshakeMetadata()

@@ -127,3 +127,12 @@ def test_ours_stores_what_the_partner_loaded(pair: Pair, without: list[tuple[int
     answers, hits = pair.ask()
     assert [answer.tokens for answer in answers] == without
     assert ([answer.cached for answer in answers], hits) == (CACHEABLE, CHUNKS)
+
+
+def test_the_policy_hears_how_a_request_ended(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The partner knows of one KV-cache group only, and vLLM then calls another method."""
+    reasons: list[str] = []
+    heard = pair.engine.hierarchy.policy
+    monkeypatch.setattr(heard, "on_finish", lambda facts: reasons.append(facts.finish_reason))
+    pair.engine.ask(PROMPTS[0])
+    assert reasons == ["length"]

@@ -13,7 +13,7 @@ from faulty_bench import CHUNKS, TOKENS, Bench, Question, faulty_config
 from kvtiers.connector.config_errors import ConfigError
 from kvtiers.connector.connector import TieredKVConnector
 from models import prompts
-from partner import PartnerConnector
+from partner import PartnerConnector, TalkingPartner
 
 ALL = CHUNKS * BLOCK
 PARTNER = {
@@ -24,13 +24,13 @@ PARTNER = {
 
 
 def both(first: str, policy: str = "recompute") -> dict[str, Any]:
-    ours = faulty_config([cpu()])
+    ours, partner = faulty_config([cpu()]), dict(PARTNER)
     return {
         "kv_connector": "MultiConnector",
         "kv_role": "kv_both",
         "kv_load_failure_policy": policy,
         "kv_connector_extra_config": {
-            "connectors": [ours, PARTNER] if first == "kvtiers" else [PARTNER, ours]
+            "connectors": [ours, partner] if first == "kvtiers" else [partner, ours]
         },
     }
 
@@ -52,6 +52,16 @@ def test_the_failure_policy_must_be_set_where_vllm_reads_it(llama: Path, tmp_pat
             transfer=both("kvtiers", policy="fail"),
             environment={FOLDER_VARIABLE: str(tmp_path)},
         )
+
+
+def test_behind_one_whose_workers_speak_at_start_it_is_refused_at_start(
+    llama: Path, tmp_path: Path
+) -> None:
+    transfer = both("partner")
+    first = transfer["kv_connector_extra_config"]["connectors"][0]
+    first["kv_connector"] = TalkingPartner.__name__
+    with pytest.raises(ConfigError, match="Put TieredKVConnector before the others"):
+        MultiEngine(llama, transfer=transfer, environment={FOLDER_VARIABLE: str(tmp_path)})
 
 
 @pytest.fixture(scope="module", params=["llama", "gemma3"])
