@@ -210,6 +210,7 @@ class Stack:
         policy: type[Policy] = LruPolicy,
         window: Mapping[int, int] | None = None,
         away: Mapping[str, str] | None = None,
+        stores: bool = True,
     ) -> None:
         self.clock = Clock()
         self.workers: dict[str, ManualWorkers] = {}
@@ -229,6 +230,7 @@ class Stack:
             clock=self.clock,
             make_workers=make_workers,
             window=window,
+            stores=stores,
             away=away,
         )
 
