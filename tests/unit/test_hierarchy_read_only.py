@@ -6,18 +6,19 @@ from kvtiers.policies.lru import LruPolicy
 from kvtiers.tiers.requests import Lookup
 
 
-@pytest.fixture
-def tier() -> DictTier:
-    """With eight chunks in it, and a bound of four."""
-    tier = DictTier(4 * CHUNK)
+def filled(capacity: int | None) -> DictTier:
+    """With eight chunks in it."""
+    tier = DictTier(capacity)
     tier.put(prefix("p", 8))
     return tier
 
 
 @pytest.mark.parametrize("policy", [LruPolicy, DemotingLru])
+@pytest.mark.parametrize("capacity", [4 * CHUNK, None], ids=["above its bound", "without bound"])
 def test_a_chunk_is_read_and_nothing_is_written_or_removed(
-    tier: DictTier, policy: type[LruPolicy]
+    policy: type[LruPolicy], capacity: int | None
 ) -> None:
+    tier = filled(capacity)
     stack = Stack(4, {"far": tier}, policy, stores=False)
     before = dict(tier.chunks)
     stack.settle()
@@ -32,10 +33,18 @@ def test_a_chunk_is_read_and_nothing_is_written_or_removed(
     assert tier.chunks == before
 
 
-def test_the_same_tier_of_ones_own_is_kept_to_its_bound(tier: DictTier) -> None:
-    stack = Stack(4, {"far": tier})
-    stack.settle()
-    stack.begin("r", prefix("p", 3))
-    stack.settle()
+@pytest.mark.parametrize("policy", [LruPolicy, DemotingLru])
+def test_a_tier_of_ones_own_is_written_to(policy: type[LruPolicy]) -> None:
+    tier = filled(None)
+    stack = Stack(4, {"far": tier}, policy)
+    for name in ("q", "s", "t"):
+        stack.store(prefix(name, 3))
+        stack.settle()
+    assert "write" in tier.calls
+
+
+def test_a_tier_of_ones_own_is_kept_to_its_bound() -> None:
+    tier = filled(4 * CHUNK)
+    Stack(4, {"far": tier}).settle()
     assert "remove" in tier.calls
     assert len(tier.chunks) <= 4
