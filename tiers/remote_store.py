@@ -159,6 +159,7 @@ class ObjectStore(Store):
     ) -> None:
         super().__init__(connect, dialect, clean)
         self._timeout = timeout
+        self._most = connections
         self._connections = asyncio.Semaphore(connections)
 
     def ranges(self, paths: Sequence[str], start: int, end: int) -> list[bytes | None]:
@@ -235,7 +236,15 @@ class ObjectStore(Store):
     async def _all(
         self, call: Callable[[str], Awaitable[T]], paths: Iterable[str], seconds: float
     ) -> list[T]:
-        tasks = [asyncio.ensure_future(self._bounded(call, path, seconds)) for path in paths]
+        # Without a queue of its own, a long lookup would fill the one for the connections,
+        # and a load would wait for all of it.
+        turns = asyncio.Semaphore(self._most)
+
+        async def in_turn(path: str) -> T:
+            async with turns:
+                return await self._bounded(call, path, seconds)
+
+        tasks = [asyncio.ensure_future(in_turn(path)) for path in paths]
         try:
             return await asyncio.gather(*tasks)
         finally:

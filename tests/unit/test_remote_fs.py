@@ -1,5 +1,6 @@
 """What the filesystem tier does on URLs beyond what every tier does; see also the conformance."""
 
+import asyncio
 import json
 import logging
 import multiprocessing
@@ -689,6 +690,41 @@ def test_a_forked_process_opens_a_tier_of_its_own(server, prefix):
     child.join(60)
     assert not child.is_alive()
     assert answers.get() is True
+
+
+def test_a_load_does_not_wait_for_the_whole_of_a_long_lookup(server, prefix, monkeypatch):
+    import s3fs
+
+    tier = on_s3(server, prefix, threads=2)
+    write(tier, key(1))
+    looking, loading = threading.Event(), threading.Event()
+    order = []
+    call, send = s3fs.S3FileSystem._cat_file, tier._store._all
+
+    async def noting(self, path, **options):
+        kind = "load" if options["start"] == 0 else "lookup"
+        order.append(kind)
+        looking.set()
+        while kind == "lookup" and not loading.is_set():
+            await asyncio.sleep(0.001)
+        return await call(self, path, **options)
+
+    async def queueing(call, paths, seconds):
+        answers = asyncio.ensure_future(send(call, paths, seconds))
+        if len(paths) == 1:
+            await asyncio.sleep(0.01)
+            loading.set()
+        return await answers
+
+    monkeypatch.setattr(s3fs.S3FileSystem, "_cat_file", noting)
+    with ThreadPoolExecutor(1) as pool:
+        monkeypatch.setattr(tier._store, "_all", queueing)
+        found = pool.submit(tier.contains, [key(number) for number in range(40)])
+        assert looking.wait(30)
+        assert read(tier, key(1)) == [ReadOutcome.HIT]
+        assert found.result() == [number == 1 for number in range(40)]
+    assert order.count("lookup") == 40
+    assert order.index("load") <= 4
 
 
 def test_no_more_requests_are_under_way_than_there_are_connections(server, prefix, monkeypatch):
