@@ -24,8 +24,8 @@ _NOT_NOW = frozenset(
         errno.EREMOTEIO,
     }
 )
-# Connecting, and each of the five calls of a trial.
-_CALLS = 6
+# Requests of a trial at most, connecting included.
+_REQUESTS = 6
 
 
 class AwayError(OSError):
@@ -76,7 +76,7 @@ def try_out(store: Store, path: str, temporary: str, config: RemoteFsConfig) -> 
 
     """
     trial = _Trial(store, path, temporary)
-    error = _within(config.timeout * _CALLS, trial.run)
+    error = _within(config.timeout * _REQUESTS, trial.run)
     if error is not None:
         raise _explained(error, trial.doing, config) from error
 

@@ -40,6 +40,15 @@ _AWAY = frozenset(
         "SSHException",
     }
 )
+# And that it will not have us. One of these is a kind of SSHException.
+_NOT_US = frozenset(
+    {
+        "AuthenticationException",
+        "BadHostKeyException",
+        "NoCredentialsError",
+        "PartialCredentialsError",
+    }
+)
 
 # Requests that one listing may take: pages of a thousand names.
 _PAGES = 100
@@ -445,6 +454,8 @@ def _only_os_errors(clean: Callable[[str], str]) -> Iterator[None]:
     except Exception as error:  # noqa: BLE001 - clients have no base class in common
         kinds = {kind.__name__ for kind in type(error).__mro__}
         text = clean(f"{type(error).__name__}: {error}")
+        if kinds & _NOT_US:
+            raise PermissionError(errno.EACCES, text) from None
         if kinds & _AWAY or isinstance(error, EOFError):
             raise ConnectionError(text) from None
         raise OSError(errno.EIO, text) from None

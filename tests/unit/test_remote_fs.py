@@ -4,6 +4,7 @@ import asyncio
 import json
 import logging
 import multiprocessing
+import os
 import sys
 import threading
 import time
@@ -234,6 +235,16 @@ def test_credentials_that_are_refused_say_so(tmp_path):
         tier = on_s3(server, "x")
         with pytest.raises(TierConfigError, match="Give these credentials the right to list"):
             tier.probe()
+
+
+def test_credentials_that_are_not_there_are_asked_for(server, prefix, monkeypatch, tmp_path):
+    for name in [name for name in os.environ if name.startswith("AWS_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    tier = on_s3(server, prefix, storage_options={"endpoint_url": server.endpoint})
+    with pytest.raises(TierConfigError, match=r"NoCredentialsError.* name others in 'storage_opt"):
+        tier.probe()
 
 
 @pytest.mark.parametrize("options", [{"sekret": "x"}, {"config_kwargs": {"no_such": 1}}])
