@@ -114,10 +114,11 @@ class EntryReader:
         if options is None or cls is None:
             return None
         found = len(self.problems)
+        # A variable may hold a URL.
+        self._expand_path(path, options)
         cls = cls.variant(options)
         name = self._name(path, options)
         capacity = self._capacity(path, options, cls.Config)
-        self._expand_path(path, options)
         checked = self._validated(cls.Config, options, path, "name")
         if checked is None or len(self.problems) > found:
             return None
@@ -230,6 +231,14 @@ class EntryReader:
         if is_remote(expanded):
             options["path"] = expanded
             return
+        scheme, _, rest = expanded.partition(":/")
+        if re.fullmatch(r"\w{2,}", scheme):
+            self._refuse(
+                f"{path}.path",
+                written,
+                f"a URL has two slashes after its colon, such as {scheme}://{rest.lstrip('/')}. A "
+                f"folder of that name is written ./{scheme}:/",
+            )
         at_home = os.path.expanduser(expanded)
         if at_home.startswith("~"):
             self._refuse(f"{path}.path", written, "there is no such user. Write the path in full.")

@@ -110,6 +110,8 @@ def test_variables_in_a_url_are_expanded(monkeypatch):
     monkeypatch.setenv("BUCKET", "kv")
     assert loaded(path="memory://$BUCKET/x").options.path == "memory://kv/x"
     assert "the variable $BUCKETT is not set" in refusal(path="memory://$BUCKETT/x")
+    monkeypatch.setenv("PLACE", "memory://kv/y")
+    assert loaded(path="$PLACE").tier_class() is RemoteFsTier
 
 
 def test_ways_to_write_a_url_are_one_place_and_other_servers_another():
@@ -131,6 +133,7 @@ def test_ways_to_write_a_url_are_one_place_and_other_servers_another():
         ({"path": "s3://kv?versionId=1"}, "it must end before the '?'"),
         ({"path": "http://host/kv"}, "does not know when others see a file on 'http'"),
         ({"path": "memory://kv", "publish": "rename"}, "by copying and deleting it"),
+        ({"path": "s3:/kv/x"}, "two slashes after its colon, such as s3://kv/x."),
         ({"path": "s3://kv", "capacity": "10%"}, "has no whole on this machine"),
         ({"url": "s3://kv"}, "'url' is not an option here. Set 'path'."),
         ({"path": "s3://kv", "uri": "x"}, "'uri' is not an option here. Set 'path'."),
