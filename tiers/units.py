@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, ByteSize, TypeAdapter, ValidationError
 
@@ -49,6 +49,15 @@ def _size(value: object) -> int:
     raise ValueError("it must be a size, such as 4KiB, 1MiB or 65536")
 
 
+def _size_or_auto(value: object) -> int | str:
+    if value == "auto":
+        return "auto"
+    try:
+        return _size(value)
+    except ValueError as error:
+        raise ValueError(f"{error}, or 'auto'") from None
+
+
 Share = Annotated[float, BeforeValidator(_share)]
 """A number from 0 to 1; a percentage is read too."""
 
@@ -57,3 +66,6 @@ SIZE = BeforeValidator(_size)
 
 Size = Annotated[int, SIZE]
 """A number of bytes above 0; a text with a unit is read too."""
+
+SizeOrAuto = Annotated[int | Literal["auto"], BeforeValidator(_size_or_auto)]
+"""The same, or a choice left to the tier."""

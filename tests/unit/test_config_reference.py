@@ -81,7 +81,7 @@ def test_a_row_has_what_a_user_asks():
     path = row(section("`fs`"), "path")
     assert path.allowed == "a path, in quotes"
     assert path.default == "``kvtiers`` in the user's cache folder"
-    assert row(section("`fs`"), "buffer").default == "`1 MiB`"
+    assert row(section("`fs`"), "block_size").default == "`4 KiB`"
     assert row(section("`fs` where `path` is a URL"), "path").default == "none, it must be set"
     assert row(top_section(), "blocks_per_chunk").allowed == "a whole number, 1 or more"
     assert row(adapter_section(), "staging").default == "`256 MiB`"

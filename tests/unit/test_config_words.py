@@ -79,9 +79,9 @@ def test_a_number_of_tokens_that_is_too_low(word: str, value: int) -> None:
         ("block_size", 512, "it must be a power of two from 4KiB to 16MiB."),
         ("block_size", "12KiB", "it must be a power of two from 4KiB to 16MiB."),
         ("block_size", "32MiB", "it must be a power of two from 4KiB to 16MiB."),
-        ("buffer", "a lot", "it must be a size, such as 4KiB, 1MiB or 65536."),
-        ("buffer", 0, "it must be a size, such as 4KiB, 1MiB or 65536."),
-        ("buffer", True, "it must be a size, such as 4KiB, 1MiB or 65536."),
+        ("buffer", "a lot", "it must be a size, such as 4KiB, 1MiB or 65536, or 'auto'."),
+        ("buffer", 0, "it must be a size, such as 4KiB, 1MiB or 65536, or 'auto'."),
+        ("buffer", True, "it must be a size, such as 4KiB, 1MiB or 65536, or 'auto'."),
     ],
 )
 def test_an_option_of_storage_that_cannot_be(word: str, value: object, says: str) -> None:
@@ -494,9 +494,31 @@ def test_no_call_moves_more_than_the_buffer_and_the_metadata(
     assert buffer == content()
 
 
-def test_the_default_buffer_is_one_mebibyte() -> None:
-    (_, fs) = load({"tiers": lower()}, {}).config.tiers
-    assert (fs.options.buffer, fs.options.block_size) == (MIB, 4096)  # type: ignore[attr-defined]
+@pytest.mark.parametrize("direct", [True, False])
+def test_a_buffer_left_to_the_tier_is_one_mebibyte_through_the_page_cache_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, direct: bool
+) -> None:
+    size = 3 * MIB
+    config = FsTier.Config(path=tmp_path, direct=direct)
+    assert (config.buffer, config.block_size) == ("auto", 4096)
+    try:
+        tier = FsTier(config, size)
+    except TierConfigError:
+        assert direct, "this file system has no O_DIRECT, and the tier said so"
+        return
+    calls = Calls(monkeypatch)
+    buffer = aligned_buffer(size)
+    assert tier.write([chunk_key()], [buffer]) == [WriteOutcome.STORED]
+    in_pieces = [(0, MIB), (MIB, MIB), (2 * MIB, MIB + METADATA_BYTES)]
+    assert calls.take() == ([(0, size + METADATA_BYTES)] if direct else in_pieces)
+
+
+def test_blocks_beyond_the_usual_buffer_need_no_other_word(tmp_path: Path) -> None:
+    config = FsTier.Config(path=tmp_path, block_size="2MiB", direct=False)
+    tier = FsTier(config, 4 * MIB)
+    buffer = aligned_buffer(4 * MIB)
+    assert tier.write([chunk_key()], [buffer]) == [WriteOutcome.STORED]
+    assert tier.read([chunk_key()], [buffer]) == [ReadOutcome.HIT]
 
 
 @pytest.mark.parametrize("block_size", [4096, 8192, 65536])
