@@ -47,13 +47,13 @@ def without_secrets(url: str) -> tuple[str, str | None, str | None]:
         return (f"{_HIDDEN}@{url.rpartition('@')[2]}" if "@" in url else url), None, None
     authority = re.split(r"[/?#]", rest, maxsplit=1)[0]
     user, at, host = authority.rpartition("@")
+    if authority and "@" in rest[len(authority) :]:
+        # A password with a character in it that ends the host's part of a URL.
+        return f"{scheme}://{_HIDDEN}@{rest.rpartition('@')[2]}", None, None
     if at:
         name, colon, password = user.partition(":")
         clean = f"{scheme}://{host}{rest[len(authority) :]}"
         return clean, unquote(name) or None, unquote(password) if colon else None
-    if "@" in rest and authority:
-        # A password with a character in it that ends the host's part of a URL.
-        return f"{scheme}://{_HIDDEN}@{rest.rpartition('@')[2]}", None, None
     return url, None, None
 
 

@@ -5,7 +5,7 @@ from urllib.parse import quote
 
 import pytest
 import yaml
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from kvtiers.connector.config import load
 from kvtiers.connector.config_errors import ConfigError
@@ -170,6 +170,7 @@ def test_a_password_that_yaml_took_for_a_number_is_refused_unseen():
     st.text(st.characters(codec="utf-8", categories=["L", "N", "P", "S"]), min_size=1),
     st.sampled_from(["redis://{}@host", "redis://u:{}@host:7/1", "unix://:{}@/s", "{}@host"]),
 )
+@example("@#", "redis://{}@host")
 def test_no_part_of_a_written_password_survives_in_the_url(password, form):
     marked = f"<{SECRET}>{password}<{SECRET}>"
     assert SECRET not in without_secrets(form.format(marked))[0]
