@@ -15,6 +15,7 @@ SCHEMES = ("redis", "rediss", "unix", "valkey", "valkeys")
 
 _EXAMPLES = "such as redis://host:6379/0, rediss://host for TLS, or unix:///path/to/redis.sock"
 _HIDDEN = "***"
+_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*")
 _IN_QUERY = re.compile(r"([?&](?:password|username)=)[^&#]*", re.IGNORECASE)
 
 
@@ -43,7 +44,7 @@ def without_secrets(url: str) -> tuple[str, str | None, str | None]:
     """
     url = _IN_QUERY.sub(rf"\1{_HIDDEN}", url)
     scheme, separator, rest = url.partition("://")
-    if not separator:
+    if not separator or ("@" in rest and not _SCHEME.fullmatch(scheme)):
         return (f"{_HIDDEN}@{url.rpartition('@')[2]}" if "@" in url else url), None, None
     authority = re.split(r"[/?#]", rest, maxsplit=1)[0]
     user, at, host = authority.rpartition("@")

@@ -171,6 +171,7 @@ def test_a_password_that_yaml_took_for_a_number_is_refused_unseen():
     st.sampled_from(["redis://{}@host", "redis://u:{}@host:7/1", "unix://:{}@/s", "{}@host"]),
 )
 @example("@#", "redis://{}@host")
+@example("://", "{}@host")
 def test_no_part_of_a_written_password_survives_in_the_url(password, form):
     marked = f"<{SECRET}>{password}<{SECRET}>"
     assert SECRET not in without_secrets(form.format(marked))[0]
