@@ -196,6 +196,14 @@ def test_a_password_in_a_url_goes_where_the_filesystem_looks_for_it():
         RemoteFsTier.Config(path="plain://me:a@host/kv", storage_options={"password": "b"})
 
 
+@given(st.text(max_size=20))
+def test_no_password_in_a_url_stays_in_it(password):
+    marked = f"{SECRET}{password}{SECRET}"
+    config = RemoteFsTier.Config(path=f"plain://me:{marked}@host/kv", publish="rename")
+    assert config.storage_options["password"] == marked
+    assert SECRET not in repr(config)
+
+
 @given(st.dictionaries(st.sampled_from(["secret", "client_kwargs", "x"]), st.text(min_size=4)))
 def test_no_value_that_may_be_a_secret_is_in_a_cleaned_text(options):
     hidden = StorageOptions(options)
