@@ -88,6 +88,11 @@ class RedisTier(Tier):
         self._scratch = threading.local()
         self._logged: set[object] = set()
 
+    @property
+    def chunk_bytes(self) -> int:
+        """See ``Tier.chunk_bytes``: with metadata."""
+        return self._chunk_bytes
+
     def probe(self) -> str | None:
         """See ``Tier.probe``. Takes ``deadline`` and ``connect_timeout`` at most.
 

@@ -39,7 +39,7 @@ class Clock:
 def test_a_wrapper_is_as_shared_and_persistent_as_what_it_wraps(inner):
     tier = WrapperTier(inner)
     assert (tier.shared, tier.persistent, tier.on_disk) == (True, True, True)
-    assert not (WrapperTier.shared or WrapperTier.persistent or WrapperTier.on_disk)
+    assert (WrapperTier.shared, WrapperTier.persistent, WrapperTier.on_disk) == (False,) * 3
 
 
 def test_each_call_takes_its_latency_and_each_byte_that_moves_its_time(inner):

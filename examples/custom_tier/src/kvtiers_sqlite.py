@@ -96,15 +96,15 @@ class SqliteTier(Tier):
 
     shared: ClassVar[bool] = True
     persistent: ClassVar[bool] = True
+    on_disk: ClassVar[bool] = True
     config: Config
 
     def __init__(self, config: Config, payload_bytes: int) -> None:
         super().__init__(config, payload_bytes)
-        self._chunk_bytes = payload_bytes + METADATA_BYTES
-        if config.capacity is not None and config.capacity < self._chunk_bytes:
+        if config.capacity is not None and config.capacity < self.chunk_bytes:
             raise TierConfigError(
                 f"The sqlite tier's `capacity` of {config.capacity} bytes is below one chunk, "
-                f"which takes {self._chunk_bytes} bytes here. Give it a good multiple of that."
+                f"which takes {self.chunk_bytes} bytes here. Give it a good multiple of that."
             )
         # Used by one thread at a time: a tier's calls come from any of several.
         self._idle: deque[sqlite3.Connection] = deque()
@@ -113,6 +113,11 @@ class SqliteTier(Tier):
         self._writing = threading.Lock()
         self._uses: deque[tuple[float, str, bytes]] = deque(maxlen=_PENDING_USES)
         self._prepare()
+
+    @property
+    def chunk_bytes(self) -> int:
+        """See ``Tier.chunk_bytes``."""
+        return self.payload_bytes + METADATA_BYTES
 
     def contains(self, keys: Sequence[ChunkKey]) -> list[bool]:
         """See ``Tier.contains``."""
@@ -192,13 +197,13 @@ class SqliteTier(Tier):
             return WriteOutcome.EXISTS
         if self.config.capacity is not None:
             (used,) = db.execute("SELECT nbytes FROM total").fetchone()
-            if used + self._chunk_bytes > self.config.capacity:
+            if used + self.chunk_bytes > self.config.capacity:
                 return WriteOutcome.REFUSED
         metadata = memoryview(bytearray(METADATA_BYTES))
         pack(key, buffer, time.time(), metadata)
         added = db.execute(
             "INSERT INTO chunks (namespace, hash, nbytes, last_used) VALUES (?, ?, ?, ?)",
-            (*_name(key), self._chunk_bytes, _stamp(key)),
+            (*_name(key), self.chunk_bytes, _stamp(key)),
         )
         db.execute("INSERT INTO contents VALUES (?, ?, ?)", (added.lastrowid, metadata, buffer))
         return WriteOutcome.STORED
@@ -233,9 +238,9 @@ class SqliteTier(Tier):
                 f"The sqlite tier can't use its `path` {path}: {error}. It must be a file, new "
                 "or written by this tier, on a local disk that this user may write to."
             ) from error
-        if self._chunk_bytes > most:
+        if self.chunk_bytes > most:
             raise TierConfigError(
-                f"A chunk takes {self._chunk_bytes} bytes here, and SQLite stores values of "
+                f"A chunk takes {self.chunk_bytes} bytes here, and SQLite stores values of "
                 f"{most} at most. Make chunks smaller with blocks_per_chunk."
             )
 
