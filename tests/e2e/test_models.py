@@ -13,7 +13,7 @@ from typing import Any
 
 import models
 import pytest
-from engine import Engine, cpu
+from engine import Engine, cpu, fs, redis_tier
 from kvtiers.connector.config_errors import ConfigError
 from models import prompts
 from passage import Passage, assert_same_through_every_tier, pass_through
@@ -147,23 +147,32 @@ def test_answers_are_the_same_with_mla(
     redis_server: RedisServer,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """With the prefix cache on, which vLLM's prefill for MLA on CPU cannot read.
+    """With the prefix cache on, and compared with answers from that cache.
 
-    Of a prompt of whole blocks only the last token is left to compute, and the kernel for
-    that reads it. So nothing here differs from a GPU but the kernels.
+    vLLM's kernels for MLA on CPU answer otherwise when a prompt's head is cached, with or
+    without the connector.
     """
     _leave_prefix_caching_on(monkeypatch)
-    whole = [prompt[:320] for prompt in prompts(2, 320)]
-    passage = pass_through(
-        mla, whole, tmp_path, redis=redis_server.url, block=16, max_tokens=8, **_MLA
-    )
-    assert_same_through_every_tier(passage)
-    with Engine(mla, [cpu()], **_MLA) as engine:
-        right = engine.ask(whole[0], 8)
+    asked = prompts(2, 330)
+    with Engine(mla, **_MLA) as engine:
+        engine.ask_each(asked, 8)
+        wanted = engine.ask_each(asked, 8)
+    assert [answer.cached for answer in wanted] == [320, 320]
+    assert len({answer.tokens for answer in wanted}) == 2
+    redis, disk = redis_tier(redis_server.url), fs(tmp_path)
+    with Engine(mla, [cpu(), redis, disk], **_MLA) as engine:
+        assert [answer.cached for answer in engine.ask_each(asked, 8)] == [0, 0]
         engine.reset_gpu()
-        for chunk in engine.arena().values():
-            chunk[:] = chunk[::-1].tobytes()
-        assert engine.ask(whole[0], 8).tokens != right.tokens
+        assert engine.ask_each(asked, 8) == wanted
+        assert engine.counts("redis")["hits"] == engine.counts("fs")["hits"] == 0
+    for name, tier in (("redis", redis), ("fs", disk)):
+        with Engine(mla, [cpu(), tier], **_MLA) as engine:
+            assert engine.ask_each(asked, 8) == wanted, name
+            assert engine.counts(name)["hits"] == 2 * 20
+            engine.reset_gpu()
+            for chunk in list(engine.arena().values())[:1]:
+                chunk[:] = chunk[::-1].tobytes()
+            assert engine.ask_each(asked, 8) != wanted, "one wrong chunk would be noticed"
 
 
 def _leave_prefix_caching_on(monkeypatch: pytest.MonkeyPatch) -> None:
