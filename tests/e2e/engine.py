@@ -62,12 +62,14 @@ class Answer:
         tokens: the generated token ids.
         cached: prompt tokens that were not computed.
         finished: vLLM's finish reason.
+        logprobs: of the prompt's tokens but the first, if asked for.
 
     """
 
     tokens: tuple[int, ...]
     cached: int
     finished: str | None = None
+    logprobs: tuple[float, ...] = ()
 
 
 class Engine:
@@ -305,15 +307,7 @@ class Engine:
         outputs = self.llm.llm_engine.step()
         for request in self.scheduler.requests.values():
             self._preemptions[request.request_id] = request.num_preemptions
-        return {
-            output.request_id: Answer(
-                tuple(output.outputs[0].token_ids),
-                output.num_cached_tokens or 0,
-                output.outputs[0].finish_reason,
-            )
-            for output in outputs
-            if output.finished
-        }
+        return {output.request_id: _answer(output) for output in outputs if output.finished}
 
     def run_until(
         self, done: Callable[[], bool], answers: dict[str, Answer] | None = None
@@ -368,6 +362,16 @@ class Engine:
     def arena_digests(self) -> dict[bytes, bytes]:
         """Hash of the bytes of every chunk in the CPU tier."""
         return {key: xxhash.xxh3_128_digest(memory) for key, memory in self.arena().items()}
+
+
+def _answer(output: Any) -> Answer:
+    positions = zip(output.prompt_token_ids, output.prompt_logprobs or (), strict=False)
+    return Answer(
+        tuple(output.outputs[0].token_ids),
+        output.num_cached_tokens or 0,
+        output.outputs[0].finish_reason,
+        tuple(known[token].logprob for token, known in positions if known is not None),
+    )
 
 
 def connector_config(tiers: Sequence[Mapping[str, Any]], **extra: Any) -> dict[str, Any]:

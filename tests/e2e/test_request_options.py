@@ -1,0 +1,78 @@
+"""What a request asks for beside tokens: a salt of its own, and the logprobs of its prompt."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from engine import Engine, cpu, fs
+from kvtiers.policies import PolicyRequest, Run
+from models import prompts
+from passage import assert_same_through_every_tier, pass_through
+from redis_server import RedisServer
+
+_RED, _BLUE = {"cache_salt": "red"}, {"cache_salt": "blue"}
+
+
+def test_tenants_find_their_own_through_every_tier_and_nobody_elses(
+    llama: Path, redis_server: RedisServer, tmp_path: Path
+) -> None:
+    red, blue = prompts(2, 300)
+    asking = [_RED, _BLUE]
+    passage = pass_through(
+        llama, [red, blue], tmp_path, redis=redis_server.url, max_tokens=8, asking=asking
+    )
+    assert_same_through_every_tier(passage)
+    with Engine(llama, [cpu(), fs(tmp_path)]) as engine:
+        for salt in (_BLUE, {}):
+            answer = engine.ask(red, 8, **salt)
+            assert (answer.tokens, answer.cached) == (passage.without[0], 0)
+        assert engine.counts("fs")["hits"] == 0
+        # One text in three salts is three chunks for each of its blocks.
+        assert len(engine.arena()) == 2 * 2
+        engine.drop_arena()
+        assert engine.ask(red, 8, **_RED).cached == 256
+        assert engine.counts("fs")["hits"] == 2
+
+
+def test_a_policy_is_told_the_salt_as_tenant(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    requests, admitted = [], []
+    with Engine(llama, [cpu()]) as engine:
+        policy = engine.hierarchy.policy
+        on_request, admit = policy.on_request, policy.admit
+
+        def hear(request: PolicyRequest) -> None:
+            requests.append((request.tenant, {run.tenant for run in request.runs}))
+            on_request(request)
+
+        def let_in(run: Run, tier: str) -> Any:
+            admitted.append(run.tenant)
+            return admit(run, tier)
+
+        monkeypatch.setattr(policy, "on_request", hear)
+        monkeypatch.setattr(policy, "admit", let_in)
+        prompt = prompts(1, 150)[0]
+        engine.ask(prompt, 1, **_RED)
+        engine.ask(prompt, 1)
+    assert requests == [("red", {"red"}), ("", {""})]
+    assert admitted == ["red", ""]
+
+
+def test_logprobs_of_a_prompt_are_computed_whatever_the_tiers_hold(
+    llama: Path, tmp_path: Path
+) -> None:
+    prompt, wanted = prompts(1, 300)[0], {"prompt_logprobs": 0}
+    with Engine(llama) as engine:
+        without = engine.ask(prompt, 8, sampling=wanted)
+    assert len(without.logprobs) == 299
+    with Engine(llama, [cpu(), fs(tmp_path)]) as engine:
+        assert engine.ask(prompt, 8, sampling=wanted) == without
+        engine.drop_arena()
+        # vLLM reads no cache for such a request, so no tier is read in vain.
+        assert engine.ask(prompt, 8, sampling=wanted) == without
+        assert engine.counts("fs")["bytes_read"] == engine.counts("fs")["hits"] == 0
+        engine.reset_gpu()
+        # What it stored serves those that ask for tokens alone.
+        plain = engine.ask(prompt, 8)
+        assert (plain.tokens, plain.cached) == (without.tokens, 256)
