@@ -65,8 +65,8 @@ def check_nesting(vllm_config: Any) -> None:
 def check_chunks(settings: Settings, blocks_per_chunk: int, kv_cache_config: Any) -> None:
     """Refuse chunks of several blocks for layers of which a chunk has one state.
 
-    vLLM 0.32 hands over the state at the end of a block, which the worker would refuse as
-    a chunk with blocks missing; 0.33 hands over none. Nothing would ever be loaded.
+    vLLM hands over the block with the state and none of those before it, which the worker
+    would refuse as a chunk with blocks missing. Nothing would ever be loaded.
 
     Raises:
         ConfigError: naming the key that says how large a chunk is.
