@@ -75,4 +75,5 @@ def smollm2_passage(smollm2: Path, tmp_path_factory: pytest.TempPathFactory) -> 
 def gemma3_passage(gemma3: Path, tmp_path_factory: pytest.TempPathFactory) -> Passage:
     """Through every tier on a model with sliding-window layers, prompts well beyond the window."""
     root = tmp_path_factory.mktemp("gemma3") / "fs"
-    return pass_through(gemma3, models.prompts(4, 700), root)
+    with RedisServer(tmp_path_factory.mktemp("redis")) as redis:
+        return pass_through(gemma3, models.prompts(4, 700), root, redis=redis.url)

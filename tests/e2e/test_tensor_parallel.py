@@ -6,12 +6,14 @@ Two engines with two ranks, which take half a minute each to start, serve all of
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from engine import Engine, cpu, file_digests, fs
+from engine import Engine, cpu, file_digests, fs, redis_tier
 from models import prompts
+from redis_server import RedisServer
 
 pytestmark = pytest.mark.skipif(
     len(os.sched_getaffinity(0)) < 2, reason="vLLM for CPU wants a core for each rank"
@@ -31,7 +33,7 @@ class Record:
     Attributes:
         tokens: by step, per prompt.
         cached: by step, per prompt.
-        hits: by step: chunks from the filesystem.
+        hits: by step: chunks from below the arena.
         namespace: of the engine.
         arena: hash of every chunk at the end.
 
@@ -52,18 +54,29 @@ def _record(engine: Engine, steps: dict[str, list[list[int]]]) -> Record:
             engine.reset_gpu()
         elif name == "arena emptied":
             engine.drop_arena()
-        before = engine.counts("fs")["hits"]
+        before = _hits(engine)
         answers = engine.ask_each(asked)
         tokens[name] = [answer.tokens for answer in answers]
         cached[name] = [answer.cached for answer in answers]
-        hits[name] = engine.counts("fs")["hits"] - before
+        hits[name] = _hits(engine) - before
     return Record(tokens, cached, hits, engine.namespace, engine.arena_digests())
+
+
+def _hits(engine: Engine) -> int:
+    return engine.counts("redis")["hits"] + engine.counts("fs")["hits"]
 
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The filesystem tier that all engines of this module share."""
     return tmp_path_factory.mktemp("parallel")
+
+
+@pytest.fixture(scope="module")
+def redis(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
+    """Another tier that they share."""
+    with RedisServer(tmp_path_factory.mktemp("redis")) as server:
+        yield server
 
 
 @pytest.fixture(scope="module")
@@ -84,16 +97,17 @@ def one_writes(llama: Path, root: Path) -> Record:
 
 
 @pytest.fixture(scope="module")
-def two_read_and_write(llama: Path, root: Path, one_writes: Record) -> Record:
+def two_read_and_write(llama: Path, root: Path, redis: RedisServer, one_writes: Record) -> Record:
     """Two ranks: the first prompts from the other's files, the second ones anew."""
-    with Engine(llama, [cpu(), fs(root)], tensor_parallel=2) as engine:
+    tiers = [cpu(), redis_tier(redis.url), fs(root)]
+    with Engine(llama, tiers, tensor_parallel=2) as engine:
         return _record(engine, {"read": _FIRST, "cold": _SECOND, "gpu emptied": _SECOND})
 
 
 @pytest.fixture(scope="module")
-def one_reads(llama: Path, root: Path, two_read_and_write: Record) -> Record:
-    """One rank again: what two have written."""
-    with Engine(llama, [cpu(), fs(root)]) as engine:
+def one_reads(llama: Path, redis: RedisServer, two_read_and_write: Record) -> Record:
+    """One rank again: what two have written to Redis."""
+    with Engine(llama, [cpu(), redis_tier(redis.url)]) as engine:
         return _record(engine, {"read": _SECOND})
 
 

@@ -7,7 +7,13 @@ from pathlib import Path
 import pytest
 from engine import Engine, cpu, fs
 from models import prompts
-from passage import Passage, assert_nothing_cached, assert_served_by, pass_through
+from passage import (
+    Passage,
+    assert_nothing_cached,
+    assert_same_through_every_tier,
+    assert_served_by,
+    pass_through,
+)
 
 
 def test_twenty_answers_are_the_same_when_nothing_is_cached(smollm2_passage: Passage) -> None:
@@ -35,12 +41,7 @@ def test_chunks_of_two_blocks_give_the_same_answers(llama: Path, tmp_path: Path)
     # 700 tokens are five blocks: the last of them is no whole chunk.
     passage = pass_through(llama, prompts(4, 700), tmp_path, blocks_per_chunk=2)
     assert set(passage.cacheable) == {512}
-    assert_nothing_cached(passage.cold)
-    assert_served_by(passage.cpu, "cpu", passage)
-    assert_served_by(passage.fs, "fs", passage)
-    for step in (passage.cold, passage.cpu, passage.fs):
-        assert step.tokens == passage.without
-    assert len(set(passage.without)) == 4
+    assert_same_through_every_tier(passage)
 
 
 @pytest.mark.parametrize("which", ["every chunk", "one chunk"])
