@@ -261,7 +261,10 @@ class TierConformance:
 
     def test_scan_and_usage_agree_on_the_space_taken(self, tier: Tier) -> None:
         put(tier, [key(n) for n in range(5)], [payload(tier, n) for n in range(5)])
-        assert {entry.nbytes for entry in entries_of(tier)} == {tier.chunk_bytes}
+        sizes = {entry.nbytes for entry in entries_of(tier)}
+        assert sizes == {tier.chunk_bytes}, (
+            f"scan() shows chunks of {sizes} bytes, and chunk_bytes says {tier.chunk_bytes}"
+        )
         assert tier.usage().chunks == 5
         assert_books_balance(tier)
 

@@ -87,7 +87,9 @@ def test_answers_are_the_same_cold_from_cpu_and_from_sqlite_after_a_restart(
 def test_each_step_was_served_by_the_tier_it_names(served: Served) -> None:
     assert {(answer.cached_tokens, answer.source) for answer in served.cold} == {(0, COMPUTED)}
     assert {(answer.cached_tokens, answer.source) for answer in served.cpu} == {(_TOKENS, "host")}
-    assert {answer.cached_tokens for answer in served.sqlite} == {_TOKENS}
+    assert {(answer.cached_tokens, answer.source) for answer in served.sqlite} == {
+        (_TOKENS, "disk")
+    }
     assert served.hits == {"cpu": 0, "sqlite": 2 * _CHUNKS}
 
 
