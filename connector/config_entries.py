@@ -231,8 +231,8 @@ class EntryReader:
         if is_remote(expanded):
             options["path"] = expanded
             return
-        scheme, _, rest = expanded.partition(":/")
-        if re.fullmatch(r"\w{2,}", scheme):
+        scheme, lost_a_slash, rest = expanded.partition(":/")
+        if lost_a_slash and re.fullmatch(r"\w{2,}", scheme):
             self._refuse(
                 f"{path}.path",
                 written,

@@ -172,6 +172,13 @@ def test_an_unknown_variable_is_a_warning_with_the_nearest_name():
 # Paths ----------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("folder", ["kv", "a:b", "d/kv", "./s3:/kv"])
+def test_what_has_no_scheme_is_a_folder(folder, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    config = load({"tiers": ["cpu", {"type": "fs", "path": folder}]}, {}).config
+    assert str(config.tiers[1].options.path) == os.path.normpath(tmp_path / folder)
+
+
 def test_a_relative_path_in_a_file_starts_at_the_files_folder(yaml_file, tmp_path):
     config = load({"config": yaml_file("tiers: [cpu, {type: fs, path: ../kv}]")}, {}).config
     assert config.tiers[1].options.path == tmp_path.parent / "kv"
