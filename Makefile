@@ -33,7 +33,8 @@ test-unit: $(INSTALLED)
 
 # One after the other: they share the machine's cores, and the quick ones tell first.
 test: test-unit
-	$(BIN)/python -m pytest tests -m contract
+	$(BIN)/python -m pytest tests/services
+	$(BIN)/python -m pytest tests -m "contract or packaging"
 	$(BIN)/python -m pytest tests -m e2e
 
 bench: $(INSTALLED)

@@ -12,11 +12,6 @@ from environment import ROOT, Environment
 from example_packages import PACKAGES, copied
 
 
-def pytest_configure(config: pytest.Config) -> None:
-    """Name the marker of this folder."""
-    config.addinivalue_line("markers", "packaging: installs into an environment of its own")
-
-
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Everything in this folder asks the package index."""
     here = Path(__file__).parent
