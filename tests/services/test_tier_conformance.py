@@ -226,15 +226,25 @@ class SeesOnlyItsOwn(GoodTier):
 
 
 class WritesInHalves(GoodTier):
+    """Waits after the first half for a reader, so that one sees it however threads are run."""
+
+    def __init__(self, place, payload_bytes, chunks):
+        super().__init__(place, payload_bytes, chunks)
+        self.was_read = threading.Event()
+
     def read(self, keys, buffers):
-        return [self.read_one(key, buffer) for key, buffer in zip(keys, buffers, strict=True)]
+        try:
+            return [self.read_one(key, buffer) for key, buffer in zip(keys, buffers, strict=True)]
+        finally:
+            self.was_read.set()
 
     def write_one(self, key, buffer):
         half = self.payload_bytes // 2
         old = self.chunks.get(key, (bytes(self.payload_bytes),))[0]
         for data in (bytes(buffer[:half]) + old[half:], bytes(buffer)):
             self.chunks[key] = data, xxhash.xxh3_128_digest(data), time.time()
-            time.sleep(1e-4)
+            self.was_read.clear()
+            self.was_read.wait(1)
         return WriteOutcome.STORED
 
 
