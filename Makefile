@@ -39,7 +39,7 @@ test: test-unit
 
 bench: $(INSTALLED)
 	$(BIN)/python -m benchmarks.ttft --json benchmarks/results/ttft.json $(ARGS)
-	$(BIN)/kvtiers demo --json benchmarks/results/demo.json
+	$(BIN)/kvtiers demo --redis --json benchmarks/results/demo.json
 	$(BIN)/python -m benchmarks.report
 
 clean:
