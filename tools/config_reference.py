@@ -44,7 +44,8 @@ _POLICIES = """\
 _ADAPTER = """\
 ## Inside an LMCache server
 
-`adapter_params` of `--l2-adapter` has `tiers`, without cpu, `policy`, `config` (a file with some or all of them), and these keys:"""
+`adapter_params` of `--l2-adapter` has `tiers`, without cpu, `policy`, `config` (a file with some or
+all of them), and these keys:"""
 _LMCACHE = """\
 ## LMCache's words
 

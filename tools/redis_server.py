@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import shutil
-import signal
 import socket
 import subprocess
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from types import TracebackType
-from typing import Self
+
+from kvtiers.tools.service import Service, free_port
 
 _START_SECONDS = 20.0
 _POLL = 0.02
@@ -21,11 +20,8 @@ class RedisServerError(RuntimeError):
     """The server did not start; the text says what to do, or has its log."""
 
 
-class RedisServer:
+class RedisServer(Service):
     """Starts Debian's ``redis-server`` on a free port of this host and on a unix socket.
-
-    A context manager. ``kill`` and ``start`` may be called inside it, to take the
-    server away and bring it back, empty, under the same addresses.
 
     Args:
         folder: for its socket, log and configuration; made if it is not there.
@@ -38,32 +34,14 @@ class RedisServer:
     """
 
     def __init__(self, folder: Path, arguments: Sequence[str] = ()) -> None:
+        super().__init__()
         folder.mkdir(parents=True, exist_ok=True)
-        self.port = _free_port()
+        self.port = free_port()
         self.socket = folder / "redis.sock"
         self.url = f"redis://127.0.0.1:{self.port}/0"
         self.unix_url = f"unix://{self.socket}?db=0"
         self._folder = folder
         self._arguments = arguments
-        self._process: subprocess.Popen[bytes] | None = None
-
-    def __enter__(self) -> Self:
-        self.start()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.kill()
-
-    @property
-    def pid(self) -> int:
-        """Of the running server."""
-        assert self._process is not None
-        return self._process.pid
 
     def start(self) -> None:
         """Start it and wait until it answers.
@@ -90,13 +68,6 @@ class RedisServer:
                 raise RedisServerError(f"redis-server did not start. Its log:\n{self._log()}")
             time.sleep(_POLL)
 
-    def kill(self, how: signal.Signals = signal.SIGKILL) -> None:
-        """End it at once; what it held is lost."""
-        process, self._process = self._process, None
-        if process is not None:
-            process.send_signal(how)
-            process.wait()
-
     def _answers(self) -> bool:
         """Whether it says anything at all: one that wants a password says so."""
         with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as probe:
@@ -109,9 +80,3 @@ class RedisServer:
     def _log(self) -> str:
         log = self._folder / "redis.log"
         return log.read_text(errors="replace") if log.exists() else "It wrote none."
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

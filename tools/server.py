@@ -6,7 +6,6 @@ import contextlib
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -14,8 +13,9 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
+
+from kvtiers.tools.service import Service, free_port
 
 _POLL = 0.5
 _LOG_TAIL = 4000
@@ -26,7 +26,7 @@ class ServerError(RuntimeError):
     """The server did not start or does not answer; the text has the end of its log."""
 
 
-class VllmServer:
+class VllmServer(Service):
     """Starts ``python -m vllm.entrypoints.openai.api_server`` and stops it again.
 
     A context manager: inside it the server answers. Only what it started is ever
@@ -55,8 +55,9 @@ class VllmServer:
         stop_timeout: float = 60,
         waiting: Callable[[float], None] = lambda _seconds: None,
     ) -> None:
+        super().__init__()
         self.model = model
-        self.port = port or _free_port()
+        self.port = port or free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self._log = log
         self._arguments = arguments
@@ -66,25 +67,6 @@ class VllmServer:
         self._start_timeout = start_timeout
         self._stop_timeout = stop_timeout
         self._waiting = waiting
-        self._process: subprocess.Popen[bytes] | None = None
-
-    def __enter__(self) -> Self:
-        self.start()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.stop()
-
-    @property
-    def pid(self) -> int:
-        """Of the server's first process, which is its process group too."""
-        assert self._process is not None
-        return self._process.pid
 
     def start(self) -> None:
         """Start it and wait until it answers.
@@ -227,9 +209,3 @@ def _lives(group: int) -> bool:
             if int(process_group) == group and state not in "ZX":
                 return True
     return False
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

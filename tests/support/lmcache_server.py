@@ -12,15 +12,16 @@ import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
+
+from kvtiers.tools.service import Service, free_port
 
 _START_SECONDS = 120.0
 _STOP_SECONDS = 30.0
 
 
-class LmcacheServer:
-    """Starts ``lmcache server`` on free ports, with one L2 adapter. A context manager.
+class LmcacheServer(Service):
+    """Starts ``lmcache server`` on free ports, with one L2 adapter.
 
     Args:
         adapter: the JSON of ``--l2-adapter``.
@@ -29,10 +30,10 @@ class LmcacheServer:
     """
 
     def __init__(self, adapter: Mapping[str, Any], log: Path) -> None:
-        self.port = _free_port()
+        super().__init__()
+        self.port = free_port()
         self.log = log
         self._adapter = adapter
-        self._process: subprocess.Popen[bytes] | None = None
 
     @property
     def transfer(self) -> dict[str, Any]:
@@ -48,24 +49,12 @@ class LmcacheServer:
             },
         }
 
-    def __enter__(self) -> Self:
-        self.start()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.stop()
-
     def start(self) -> None:
         """Start it and wait until it listens."""
         command = [sys.executable, "-m", "lmcache.cli.main", "server", "--port", str(self.port)]
         command += ["--chunk-size", "256", "--l1-size-gb", "1", "--l1-init-size-gb", "1"]
         command += ["--eviction-policy", "LRU", "--supported-transfer-mode", "auto"]
-        command += ["--http-port", str(_free_port()), "--prometheus-port", str(_free_port())]
+        command += ["--http-port", str(free_port()), "--prometheus-port", str(free_port())]
         command += ["--l2-adapter", json.dumps(self._adapter)]
         with self.log.open("ab") as output:
             self._process = subprocess.Popen(
@@ -102,9 +91,3 @@ def _listens(port: int) -> bool:
     with socket.socket() as probe:
         probe.settimeout(1)
         return probe.connect_ex(("127.0.0.1", port)) == 0
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

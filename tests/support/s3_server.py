@@ -4,26 +4,22 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import boto3
 from botocore.config import Config
 from botocore.exceptions import EndpointConnectionError, HTTPClientError
+from kvtiers.tools.service import Service, free_port
 
 _START_SECONDS = 60.0
 
 
-class S3Server:
+class S3Server(Service):
     """Starts moto's server on a free port, with one bucket in it.
-
-    A context manager. ``kill`` and ``start`` may be called inside it, to take the server
-    away and bring it back, empty, under the same address.
 
     Args:
         folder: for its log.
@@ -38,28 +34,12 @@ class S3Server:
     bucket = "kvcache"
 
     def __init__(self, folder: Path, *, trusting: bool = True) -> None:
+        super().__init__()
         folder.mkdir(parents=True, exist_ok=True)
-        self.port = _free_port()
+        self.port = free_port()
         self.endpoint = f"http://127.0.0.1:{self.port}"
         self._environment = {} if trusting else {"INITIAL_NO_AUTH_ACTION_COUNT": "1"}
         self._log = folder / "moto.log"
-        self._process: subprocess.Popen[bytes] | None = None
-
-    def __enter__(self) -> Self:
-        try:
-            self.start()
-        except BaseException:
-            self.kill()
-            raise
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.kill()
 
     @property
     def storage_options(self) -> dict[str, Any]:
@@ -82,17 +62,14 @@ class S3Server:
                 env={**os.environ, **self._environment},
             )
         deadline = time.monotonic() + _START_SECONDS
-        while not self._answers():
-            assert self._process.poll() is None, self._log.read_text(errors="replace")
-            assert time.monotonic() < deadline, self._log.read_text(errors="replace")
-            time.sleep(0.05)
-
-    def kill(self) -> None:
-        """End it at once; what it held is lost."""
-        process, self._process = self._process, None
-        if process is not None:
-            process.kill()
-            process.wait()
+        try:
+            while not self._answers():
+                assert self._process.poll() is None, self._log.read_text(errors="replace")
+                assert time.monotonic() < deadline, self._log.read_text(errors="replace")
+                time.sleep(0.05)
+        except BaseException:
+            self.kill()
+            raise
 
     def pause(self) -> None:
         """Let it hang: connections stay open and nothing is answered."""
@@ -146,9 +123,3 @@ class S3Server:
         except (EndpointConnectionError, HTTPClientError):
             return False
         return True
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
