@@ -28,12 +28,13 @@ from dataclasses import dataclass
 
 from kvtiers.policies import ChunkId, Policy, PolicyRequest, Run, TierInfo
 from kvtiers.tiers.ahead import Ahead
-from kvtiers.tiers.base import ChunkKey, Namespace, ReadOutcome, Tier, Usage, WriteOutcome
+from kvtiers.tiers.base import ChunkKey, Namespace, Tier, Usage
 from kvtiers.tiers.breaker import Breaker, BreakerState
 from kvtiers.tiers.copies import EngineCopies
 from kvtiers.tiers.cpu import CpuTier
 from kvtiers.tiers.directory import Chunk, State, runs_of
 from kvtiers.tiers.eviction import Eviction
+from kvtiers.tiers.health import Health
 from kvtiers.tiers.lower import LowerTier, MakeWorkers
 from kvtiers.tiers.promotion import Promotion
 from kvtiers.tiers.requests import Lookup, RequestState
@@ -122,6 +123,7 @@ class Hierarchy:
         self._eviction = Eviction(self._residency, self._spill)
         self._promotion = Promotion(self._residency, self._eviction, patience)
         self._copies = EngineCopies(self._residency, self._eviction)
+        self._health = Health(self._residency.chunk_bytes, clock)
         self._requests: dict[str, RequestState] = {}
         self._ahead = Ahead(self._residency, self._promotion, self.policy, window)
         self._chores_due = 0.0
@@ -456,7 +458,7 @@ class Hierarchy:
         tier.returned(op)
         if op.usage is not None:
             tier.used = op.usage.nbytes
-        self._judge(tier, op)
+        self._health.judge(tier, op)
         # What was asked in an earlier epoch, or is no longer waited for,
         # changes nothing any more; only its pins end here.
         if op.epoch == self._residency.epoch and not op.given_up:
@@ -483,57 +485,10 @@ class Hierarchy:
         elif op.kind is OpKind.SCAN:
             self._residency.adopt(tier, op.entries)
 
-    def _judge(self, tier: LowerTier, op: Op) -> None:
-        """What an op's outcome says of the tier."""
-        if op.error is not None:
-            self._log_once(tier, op)
-        failures = op.reads.count(ReadOutcome.FAILED) + op.writes.count(WriteOutcome.FAILED)
-        if op.error is not None or failures:
-            tier.counts["failures"] += max(1, failures)
-            if op.kind is not OpKind.SCAN:
-                # Nobody waits for a scan: it is tried again, and says nothing of the rest.
-                self._failed(tier, op.kind)
-        elif self._clock() >= op.deadline and not op.given_up:
-            # Right, but too late: between two steps nobody looked at the clock.
-            tier.counts["timeouts"] += 1
-            self._failed(tier, op.kind)
-        elif not op.given_up and op.kind is not OpKind.SCAN:
-            self._answers(tier, op.kind)
-            speed = {OpKind.READ: tier.reads, OpKind.WRITE: tier.writes}.get(op.kind)
-            if speed is not None:
-                speed.observe(len(op.keys) * self.chunk_bytes, op.seconds)
-
-    def _answers(self, tier: LowerTier, kind: OpKind) -> None:
-        if not tier.breaker.closed():
-            tier.unseen = True
-            logger.info("The %s tier answers (again), and is used.", tier.name)
-        tier.breaker.success(kind)
-
-    def _failed(self, tier: LowerTier, kind: OpKind) -> None:
-        if tier.breaker.failure(kind):
-            tier.counts["breaker_opened"] += 1
-            logger.warning(
-                "The %s tier keeps failing or is too slow: it is left alone for now and "
-                "probed again by itself.",
-                tier.name,
-            )
-
-    def _log_once(self, tier: LowerTier, op: Op) -> None:
-        kind = f"{op.kind.value} {type(op.error).__name__}"
-        if kind not in tier.logged:
-            tier.logged.add(kind)
-            logger.warning(
-                "The %s tier failed in %s(); further errors of this kind are only counted.",
-                tier.name,
-                op.kind.value,
-                exc_info=op.error,
-            )
-
     def _give_up(self, tier: LowerTier, op: Op) -> None:
         """An op is overdue: whoever waits for it waits no longer."""
         op.given_up = True
-        tier.counts["timeouts"] += 1
-        self._failed(tier, op.kind)
+        self._health.too_late(tier, op.kind)
         if op.epoch == self._residency.epoch:
             if op.kind is OpKind.READ:
                 self._promotion.give_up(tier, op)
