@@ -7,7 +7,9 @@ received for a tier goes straight over its sockets, see ``redis_protocol``.
 from __future__ import annotations
 
 import contextlib
+import socket
 import ssl
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -28,6 +30,47 @@ _POOL: Any = redis.BlockingConnectionPool
 
 # Commands that are sent before their replies are read.
 _PIPELINE = 1000
+# Where a server's error goes on with the arguments of a command that it does not know.
+_ECHO = ", with args beginning with"
+
+
+class _Bounded:
+    """Makes all of connecting, the handshake too, end in time.
+
+    redis-py's timeout is for each receipt: a server that sends a byte now and then is in
+    time for each of them, and would keep the thread for ever.
+    """
+
+    def connect(self) -> None:
+        """See redis-py. Raises its ConnectionError once ``socket_timeout`` has passed."""
+        connection: Any = self
+        if connection._sock:  # noqa: SLF001 - see ``Session``
+            return
+        timer = threading.Timer(connection.socket_timeout, _hang_up, (connection,))
+        timer.daemon = True
+        timer.start()
+        try:
+            super().connect()  # type: ignore[misc]
+        finally:
+            timer.cancel()
+
+
+class _Plain(_Bounded, redis.Connection):
+    """Over TCP."""
+
+
+class _Tls(_Bounded, redis.SSLConnection):
+    """Over TLS."""
+
+
+class _Unix(_Bounded, redis.UnixDomainSocketConnection):
+    """Over a unix socket."""
+
+
+def _hang_up(connection: Any) -> None:
+    """End what another thread is waiting for on the connection."""
+    with contextlib.suppress(OSError, AttributeError):
+        connection._sock.shutdown(socket.SHUT_RDWR)  # noqa: SLF001 - see ``Session``
 
 
 class Session:
@@ -116,11 +159,11 @@ class Client:
     def _new_pool(self) -> Any:
         config, address = self._config, self._config.address
         options: dict[str, object] = {"host": address.host, "port": address.port}
-        kind: Any = redis.Connection
+        kind: Any = _Plain
         if address.path:
-            kind, options = redis.UnixDomainSocketConnection, {"path": address.path}
+            kind, options = _Unix, {"path": address.path}
         elif address.tls:
-            kind = redis.SSLConnection
+            kind = _Tls
             options |= {
                 "ssl_ca_certs": _text(config.ssl_ca_certs),
                 "ssl_certfile": _text(config.ssl_certfile),
@@ -158,7 +201,8 @@ class Client:
             connection = pool.get_connection()
         except (redis.RedisError, OSError) as error:
             self._forget_if_hung(pool, error)
-            raise self._translated(error) from error
+            # Without the cause: its text may show what ``_translated`` cut out.
+            raise self._translated(error) from None
         session = Session(connection, until)
         try:
             yield session
@@ -186,8 +230,14 @@ class Client:
             return error
         refusal = _refusal(error)
         if refusal:
-            return MisconfiguredError(f"{text} {refusal}")
+            return MisconfiguredError(f"{text} {self._without_password(refusal)}")
         return AwayError(f"{text} does not answer: {error}")
+
+    def _without_password(self, text: str) -> str:
+        """What a server says; one that knows no AUTH repeats what came with it, cut short."""
+        password = self._config.password
+        text = text.partition(_ECHO)[0]
+        return text.replace(password.get_secret_value(), "***") if password else text
 
     def close(self) -> None:
         """Close all connections."""

@@ -41,7 +41,14 @@ def _file(value: object) -> object:
     return value
 
 
-PemFile = Annotated[Path, BeforeValidator(_file), AfterValidator(Path.expanduser)]
+def _at_home(path: Path) -> Path:
+    try:
+        return path.expanduser()
+    except RuntimeError as error:
+        raise ValueError("there is no such user. Write the path in full") from error
+
+
+PemFile = Annotated[Path, BeforeValidator(_file), AfterValidator(_at_home)]
 
 
 class RedisConfig(TierConfig):

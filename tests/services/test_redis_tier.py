@@ -6,11 +6,12 @@ import logging
 import socket
 import threading
 import time
+import traceback
 import tracemalloc
 
 import pytest
 import redis
-from kvtiers.tiers import ChunkKey, Namespace, ReadOutcome, WriteOutcome
+from kvtiers.tiers import ChunkKey, Namespace, ReadOutcome, TierConfigError, WriteOutcome
 from kvtiers.tiers.buffers import aligned_buffer
 from kvtiers.tiers.format import METADATA_BYTES
 from kvtiers.tiers.redis import RedisTier
@@ -239,10 +240,17 @@ def test_a_kind_of_failure_is_logged_once(own_server, open_tier, caplog):
 
 
 class Trickle(threading.Thread):
-    """A server that sends a value a byte at a time, and never to the end."""
+    """A server that sends a reply a byte at a time, and never to the end.
 
-    def __init__(self):
+    Args:
+        slow_at: the command that it answers like that; the others are answered at once.
+        begins: what that reply begins with.
+
+    """
+
+    def __init__(self, slow_at, begins):
         super().__init__(daemon=True)
+        self.slow_at, self.begins = slow_at, begins
         self.listener = socket.create_server(("127.0.0.1", 0))
         self.stopped = threading.Event()
         self.sent = 0
@@ -251,17 +259,19 @@ class Trickle(threading.Thread):
     def run(self):
         peer, _ = self.listener.accept()
         with peer, contextlib.suppress(ConnectionError):
-            while b"GET" not in peer.recv(4096):
+            while self.slow_at not in peer.recv(4096):
                 peer.sendall(b"+OK\r\n")
-            peer.sendall(b"$%d\r\n" % STORED)
+            peer.sendall(self.begins)
             while not self.stopped.wait(0.02):
                 peer.sendall(b"x")
                 self.sent += 1
 
 
-def test_a_server_that_is_never_done_is_left_at_the_deadline():
-    server = Trickle()
-    url = f"redis://127.0.0.1:{server.listener.getsockname()[1]}"
+@pytest.mark.parametrize(("slow_at", "begins"), [(b"GET", b"$%d\r\n" % STORED), (b"AUTH", b"+")])
+def test_a_server_that_is_never_done_is_left_at_the_deadline(slow_at, begins):
+    """Nor with the password's, which redis-py waits for."""
+    server = Trickle(slow_at, begins)
+    url = f"redis://:secret@127.0.0.1:{server.listener.getsockname()[1]}"
     tier = RedisTier(RedisTier.Config(url=url, deadline=0.5), SIZE)
     outcomes = []
     thread = threading.Thread(target=lambda: outcomes.extend(read(tier, KEYS[:1])), daemon=True)
@@ -365,6 +375,21 @@ def test_a_wrong_password_is_a_failure_later_on_and_never_shown(own_server, open
     with pytest.raises(ConnectionError, match="refuses 'username' and 'password'") as raised:
         tier.contains(KEYS)
     assert "s3cret" not in f"{raised.value!r} {tier!r} {tier.config!r} {caplog.text}"
+
+
+@pytest.mark.parametrize("password", ["s3cret-and-long", "s3cret-" + 200 * "x"])
+def test_a_server_that_repeats_what_it_does_not_know_shows_no_password(
+    tmp_path, open_tier, caplog, password
+):
+    caplog.set_level(logging.DEBUG)
+    with RedisServer(tmp_path, ["--rename-command", "AUTH", ""]) as server:
+        tier = open_tier(server, username="kvtiers", password=password)
+        assert read(tier, KEYS[:1]) == [FAILED]
+        for call in (tier.probe, lambda: tier.contains(KEYS)):
+            with pytest.raises((ConnectionError, TierConfigError), match="unknown command") as told:
+                call()
+            assert "s3cret" not in "".join(traceback.format_exception(told.value))
+    assert "s3cret" not in caplog.text
 
 
 # What lies there ------------------------------------------------------------------

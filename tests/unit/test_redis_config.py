@@ -208,6 +208,7 @@ def test_any_text_is_an_address_or_a_clear_error(before, after):
         ({"username": 5}, "must be a text, in quotes"),
         ({"ssl_ca_certs": ""}, "it is empty. Name a file"),
         ({"ssl_ca_certs": 5}, "must be a path, in quotes"),
+        ({"ssl_ca_certs": "~nobody-of-that-name/ca.pem"}, "there is no such user"),
         ({"deadline": 0}, "number of seconds above 0"),
     ],
 )
