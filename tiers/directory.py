@@ -8,6 +8,8 @@ from collections.abc import Iterable, Iterator
 from kvtiers.policies import Run
 
 _SHARDS = 256
+# Chunks that can be looked at without being felt, in about a millisecond.
+_PART = 2048
 
 
 class State(enum.IntEnum):
@@ -84,6 +86,16 @@ class Directory:
 
     def __len__(self) -> int:
         return sum(map(len, self._shards))
+
+    def parts(self) -> Iterator[list[Chunk]]:
+        """All chunks, a few thousand at a time; others may come and go in between."""
+        part: list[Chunk] = []
+        for shard in self._shards:
+            part += shard.values()
+            if len(part) >= _PART:
+                yield part
+                part = []
+        yield part
 
     def __iter__(self) -> Iterator[Chunk]:
         for shard in self._shards:

@@ -17,6 +17,8 @@ from kvtiers.tiers.workers import Op, OpKind
 # this, nor for more than a twentieth of the time.
 _RESCAN_SECONDS = 20.0
 _SCAN_COST = 20.0
+# Where no bound is to be kept, it is only for not remembering for ever what is gone.
+_RESCAN_UNBOUNDED_SECONDS = 600.0
 # Demote also what comes after the chunks to evict now, so that next time they
 # can go at once. Otherwise hotter chunks would be dropped while colder ones wait
 # for their copy.
@@ -118,10 +120,14 @@ class Eviction:
     def look_around(self, tier: LowerTier) -> None:
         """Look what a tier holds that was away, or that others store in too.
 
-        The bound of a shared tier is for all of it together. One that was away may have
-        come back empty, or with what nobody has seen yet.
+        The bound of a shared tier is for all of it together, and what it drops by itself
+        is not said. One that was away may have come back empty, or with what nobody has
+        seen yet.
         """
-        others = tier.tier.shared and tier.capacity is not None and tier.wrote
+        rested = tier.capacity is not None or (
+            self._residency.clock() >= tier.scanned_at + _RESCAN_UNBOUNDED_SECONDS
+        )
+        others = tier.tier.shared and tier.wrote and rested
         if (others or tier.unseen) and tier.breaker.closed() and self._may_scan(tier):
             self.scan(tier)
 
@@ -174,4 +180,5 @@ class Eviction:
         """Find out, in the background, what the tier holds."""
         tier.scanned_at = self._residency.clock()
         tier.scanning, tier.unseen, tier.stale, tier.wrote = True, False, False, False
+        tier.since, tier.sweep = set(), None
         tier.submit(Op(OpKind.SCAN, epoch=self._residency.epoch))

@@ -50,6 +50,8 @@ _STORE_SHARE = 0.25
 _CHORES_SECONDS = 1.0
 # What a request waits at most for anything, if there is no lower tier to say so.
 _DEFAULT_PATIENCE = 5.0
+# What comes when nothing is left to sweep.
+_SWEPT = object()
 
 
 @dataclass(frozen=True, slots=True)
@@ -433,6 +435,9 @@ class Hierarchy:
         if self._scanned:
             # One batch a step: a large root would stop the engine for seconds.
             self._take_in(*self._scanned.popleft())
+        for tier in self._lower:
+            if tier.sweep is not None and next(tier.sweep, _SWEPT) is _SWEPT:
+                tier.sweep = None
         now = self._clock()
         for tier in self._lower:
             for op in tier.overdue(now):
@@ -447,7 +452,7 @@ class Hierarchy:
 
     def behind(self) -> bool:
         """Whether a scan has found more than was taken in: then ``tick`` again soon."""
-        return bool(self._scanned)
+        return bool(self._scanned) or any(tier.sweep is not None for tier in self._lower)
 
     def poll(self) -> None:
         """Take in what the workers have finished, but for scans: ``tick`` does these."""
@@ -484,6 +489,8 @@ class Hierarchy:
             self._spill.written(tier, op)
         elif op.kind is OpKind.SCAN:
             self._residency.adopt(tier, op.entries)
+            if op.usage is not None and op.error is None and tier.since is not None:
+                tier.sweep = self._residency.sweep(tier, op.seen)
 
     def _give_up(self, tier: LowerTier, op: Op) -> None:
         """An op is overdue: whoever waits for it waits no longer."""

@@ -65,6 +65,8 @@ class LowerTier:
         stale: somebody else removes chunks: what is known of it is not so any more.
         unseen: what it holds was never looked through, or not since it was away.
         scanning: what it holds is being looked through.
+        since: what it was found to hold since that began, None if it is of no interest.
+        sweep: what is left to do of forgetting what a scan has not found.
         scanned_at: when that last began.
         scan_seconds: how long it took.
         wrote: something was stored since then.
@@ -96,6 +98,8 @@ class LowerTier:
     stale: bool = False
     unseen: bool = False
     scanning: bool = False
+    since: set[bytes] | None = None
+    sweep: Iterator[None] | None = None
     scanned_at: float = float("-inf")
     scan_seconds: float = 0.0
     wrote: bool = False

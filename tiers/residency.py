@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 
 from kvtiers.policies import ChunkId, Policy, Run
 from kvtiers.tiers.base import ChunkKey, Entry, Namespace
@@ -20,6 +20,9 @@ from kvtiers.tiers.slots import SlotTable
 
 CPU = "cpu"
 GPU = "gpu"
+
+# Foreign chunks that are compared with a scan in one step of the engine.
+_SWEPT_AT_ONCE = 4096
 
 
 class Residency:
@@ -129,7 +132,10 @@ class Residency:
 
     def now_in(self, tier: LowerTier, chunks: Iterable[Chunk]) -> None:
         """The tier holds these, by what it said itself."""
-        new = [chunk for chunk in chunks if not chunk.where & tier.bit]
+        held = list(chunks)
+        if tier.since is not None:
+            tier.since.update(chunk.key for chunk in held)
+        new = [chunk for chunk in held if not chunk.where & tier.bit]
         for chunk in new:
             chunk.where |= tier.bit
         for run in runs_of(new, self.chunk_bytes):
@@ -164,6 +170,30 @@ class Residency:
                 tier.foreign.add(key)
                 self._found(tier, key, entry)
 
+    def sweep(self, tier: LowerTier, seen: Mapping[str, Container[bytes]]) -> Iterator[None]:
+        """Forget what a scan has not found: others removed it, or the tier did by itself.
+
+        Step by step, since a million chunks take longer than the engine can wait. What a
+        scan misses though it is there is found again, by a lookup or the next scan.
+        """
+        own = seen.get(self.namespace.id, ())
+        for part in self.directory.parts():
+            since = tier.since or ()
+            held = [chunk.key for chunk in part if chunk.where & tier.bit]
+            self._vanished(tier, [key for key in held if key not in own and key not in since])
+            yield
+        foreign = list(tier.foreign)
+        for start in range(0, len(foreign), _SWEPT_AT_ONCE):
+            some = [key for key in foreign[start : start + _SWEPT_AT_ONCE] if key in tier.foreign]
+            gone = [key for key in some if key.hash not in seen.get(key.namespace.id, ())]
+            self._vanished(tier, gone)
+            yield
+        tier.since = None
+
+    def _vanished(self, tier: LowerTier, ids: Sequence[ChunkId]) -> None:
+        if ids:
+            self.gone_from(tier, ids)
+
     def _found(self, tier: LowerTier, chunk_id: ChunkId, entry: Entry) -> None:
         age = max(0.0, time.time() - entry.last_used)
         self.policy.on_found(Run((chunk_id,), 0, entry.nbytes), tier.name, age)
@@ -186,6 +216,7 @@ class Residency:
         self.namespace = namespace
         self.epoch += 1
         for tier in self.lower:
+            tier.since, tier.sweep = None, None
             # Where this engine stores no more, it need not keep the bound either.
             if self.may_hold(tier):
                 self._estrange(tier, estranged[tier.name])

@@ -60,6 +60,7 @@ class Op:
         seconds: how long the tier took.
         error: what escaped from the tier, if anything did.
         usage: how full the tier was afterwards, for ops that change that.
+        seen: all that a scan has found, hashes by namespace; on the last op of it.
 
     """
 
@@ -80,6 +81,7 @@ class Op:
     writes: list[WriteOutcome] = field(default_factory=list)
     removed: int = 0
     entries: list[Entry] = field(default_factory=list)
+    seen: dict[str, set[bytes]] = field(default_factory=dict)
 
 
 class Workers(Protocol):
@@ -207,6 +209,8 @@ def scan(tier: Tier, op: Op, done: Callable[[Op], None], stopped: Callable[[], b
             if stopped():
                 return
             entries.append(entry)
+            if entry.key is not None:
+                op.seen.setdefault(entry.key.namespace.id, set()).add(entry.key.hash)
         op.usage = tier.usage()
         logger.info(
             "%s holds %d chunks, %.2f GiB, of all engines and models that use it",

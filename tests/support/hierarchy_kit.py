@@ -237,7 +237,7 @@ class Stack:
     def settle(self) -> None:
         """Tick, and let all ops end well, until nothing moves any more."""
         self.h.tick()
-        while sum(w.run() for w in self.workers.values()) or self.h._scanned:
+        while sum(w.run() for w in self.workers.values()) or self.h.behind():
             self.h.tick()
 
     def begin(self, request_id: str, *runs: Run, windowed: frozenset[int] = frozenset()) -> None:

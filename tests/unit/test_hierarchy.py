@@ -1299,3 +1299,84 @@ def test_private_chunks_stay_in_the_engine() -> None:
     assert stack.look("r", run) == [HIT] * 2
     stack.begin("other", prefix("q", 2))
     assert stack.look("other", prefix("q", 2)) == [MISS] * 2, "nor is anything asked for there"
+
+
+# What goes without a word ----------------------------------------------------------------
+
+
+def known(stack: Stack) -> set[bytes]:
+    """Of which chunks of its own the engine remembers anything."""
+    return {chunk.key for chunk in stack.h._residency.directory}
+
+
+def look_again(stack: Stack, after: float = 1000.0) -> None:
+    """One more chunk is stored, and some time later the tier is scanned for that."""
+    stack.store(prefix("more", 1))
+    stack.settle()
+    stack.clock.now += after
+    stack.settle()
+
+
+@pytest.mark.parametrize("capacity", [None, 100 * CHUNK])
+def test_what_a_shared_tier_drops_by_itself_is_not_remembered_for_ever(
+    capacity: int | None,
+) -> None:
+    """A Redis with a TTL, or one that evicts, says nothing of what it drops."""
+    stack = stack_with(8, capacity=capacity)
+    tier = full_tier(stack)
+    tier.shared = True  # type: ignore[misc]
+    others = Namespace("e" * 32)
+    tier.put(prefix("others", 3), others)
+    look_again(stack)
+    assert len(stack.h._residency.lower[0].foreign) == 3
+    for number in range(20):
+        tier.chunks.clear()
+        stack.store(prefix(f"p{number}", 4))
+        stack.settle()
+        look_again(stack)
+    assert len(known(stack)) <= 8 + 5, "the arena's, and what the tier holds"
+    assert not stack.h._residency.lower[0].foreign
+    policy = stack.h.policy
+    assert set(policy.victims("disk", 1 << 40)) == {key.hash for key in tier.chunks}
+
+
+def test_an_unbounded_shared_tier_is_looked_through_seldom() -> None:
+    stack = stack_with(8, capacity=None)
+    full_tier(stack).shared = True  # type: ignore[misc]
+    disk = stack.workers["disk"]
+    before = disk.count(OpKind.SCAN)
+    look_again(stack, 60.0)
+    assert disk.count(OpKind.SCAN) == before
+    look_again(stack, 1000.0)
+    assert disk.count(OpKind.SCAN) == before + 1
+
+
+def test_what_is_stored_during_a_scan_is_not_taken_for_gone() -> None:
+    stack = stack_with(8, capacity=100 * CHUNK)
+    full_tier(stack).shared = True  # type: ignore[misc]
+    disk = stack.workers["disk"]
+    stack.store(prefix("early", 1))
+    stack.settle()
+    stack.clock.now += 1000.0
+    stack.h.tick()
+    [scan] = disk.of(OpKind.SCAN)
+    disk.begin(scan)
+    disk.end(scan)  # as it was: the answer is not taken in yet
+    run = prefix("late", 3)
+    stack.store(run)
+    disk.run(OpKind.WRITE)
+    stack.settle()
+    assert set(run.chunks) <= set(stack.h.policy.victims("disk", 1 << 40))
+
+
+def test_a_scan_that_fails_forgets_nothing() -> None:
+    stack = stack_with(8, capacity=100 * CHUNK)
+    full_tier(stack).shared = True  # type: ignore[misc]
+    disk = stack.workers["disk"]
+    stack.store(prefix("early", 3))
+    stack.settle()
+    stack.clock.now += 1000.0
+    stack.h.tick()
+    disk.end_failed(disk.of(OpKind.SCAN)[0])
+    stack.settle()
+    assert len(set(stack.h.policy.victims("disk", 1 << 40))) == 3
