@@ -151,6 +151,8 @@ def load(
     # What counts, as for blocks_per_chunk.
     counting = {} if _own_memory(layers) else {"warm_cache_ratio": ratio or WARM_CACHE_RATIO}
     config = Config(**(settings.model_dump() | counting), tiers=tuple(tiers), policy=policy)
+    if config.chunk_size is not None:
+        check_max_tokens(config, config.chunk_size)
     origins = {path: _origin(layers, config, path) for path, _ in values(config)}
     return Loaded(config, origins, layers.warnings, lmcache.notes, lmcache.uses)
 

@@ -9,7 +9,13 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from kvtiers.connector.config_errors import from_pydantic, options_of
+from kvtiers.connector.config_errors import (
+    from_pydantic,
+    is_secret,
+    options_of,
+    shown,
+    without_credentials,
+)
 from kvtiers.connector.config_settings import MOST_OF_MEMORY, WARM_CACHE_RATIO, Settings
 from kvtiers.connector.config_sources import Layers
 from kvtiers.connector.config_specs import PolicySpec, TierSpec
@@ -20,6 +26,7 @@ from kvtiers.tiers import TIERS, TierConfig
 from kvtiers.tiers.remote_url import is_remote, without_local_scheme
 from kvtiers.tiers.residency import CPU, GPU
 from pydantic import BaseModel, ValidationError
+from pydantic.fields import FieldInfo
 
 # A disk is shared with others, and 100 GiB hold many prefixes.
 _DEFAULT_CAPACITY: Mapping[str, Capacity] = {"fs": Capacity(share=0.25, at_most=100 << 30)}
@@ -27,6 +34,20 @@ _GPU_IS_VLLMS = (
     "the GPU tier is vLLM's own prefix cache. It is always there, above the first tier, and is "
     "not listed. Leave it out."
 )
+# What others call a tier, and what is written here.
+_CALLED_HERE: Mapping[str, str] = {
+    **dict.fromkeys(
+        ("s3", "gcs", "azure", "object", "fsspec"),
+        "an object store is a tier of type 'fs' whose 'path' is a URL, such as "
+        "{type: fs, path: s3://bucket/prefix}.",
+    ),
+    **dict.fromkeys(
+        ("disk", "file", "local", "ssd", "nvme", "nfs"),
+        "a disk or a mount is a tier of type 'fs', such as {type: fs, path: /nvme/kvtiers}.",
+    ),
+    "valkey": "a Valkey server is a tier of type 'redis', such as "
+    "{type: redis, url: valkey://host:6379}.",
+}
 _ON_ITS_OWN = dict.fromkeys(
     Settings.model_fields,
     "it is a key of its own, for all tiers. Write it beside 'tiers', outside of the entry",
@@ -85,27 +106,30 @@ class EntryReader:
             return "it is an option of the policy. Write it into 'policy', beside its 'type'"
         raw = self._layers.value("tiers")
         for entry in reversed(raw) if isinstance(raw, list | tuple) else ():
-            if key in self._options(TIERS, entry):
+            if field := self._options(TIERS, entry).get(key):
                 name = entry if isinstance(entry, str) else entry["type"]
+                hidden = is_secret(field) or isinstance(value, Mapping | list | tuple)
+                written = "..." if hidden else shown(value).strip("'")
                 return (
                     "it is an option of a tier. Write it into the entry of the tier it is for, "
-                    f"such as {{type: {name}, {key}: {value}}} in 'tiers'"
+                    f"such as {{type: {name}, {key}: {written}}} in 'tiers'"
                 )
         return None
 
-    def _options(self, registry: Registry[Any], entry: object) -> list[str]:
+    def _options(self, registry: Registry[Any], entry: object) -> dict[str, FieldInfo]:
         """What can be set of the tier or policy that an entry names, as far as it can be told."""
         name = entry.get("type") if isinstance(entry, Mapping) else entry
         try:
             cls = registry.get(name) if isinstance(name, str) else None
         except (DuplicateNameError, UnknownNameError, ImportError, TypeError):
             # Told where the entry itself is read.
-            return []
+            return {}
         if cls is None:
-            return []
+            return {}
         if registry is TIERS:
             cls = cls.variant(entry if isinstance(entry, Mapping) else {})
-        return [option for option in options_of(cls.Config) if option != "type"]
+        fields = cls.Config.model_fields
+        return {option: fields[option] for option in options_of(cls.Config) if option != "type"}
 
     def _tier(self, index: int, entry: object) -> TierSpec | None:
         path = f"tiers[{index}]"
@@ -157,8 +181,7 @@ class EntryReader:
             if str(error) not in self.problems:
                 self.problems.append(str(error))
         except UnknownNameError as error:
-            is_gpu = registry is TIERS and name.lower() == GPU
-            self._refuse(f"{path}.type", name, _GPU_IS_VLLMS if is_gpu else str(error))
+            self._refuse(f"{path}.type", name, _why_unknown(registry, name, str(error)))
         except (ImportError, TypeError) as error:
             self._refuse(f"{path}.type", name, str(error))
         return None
@@ -209,8 +232,8 @@ class EntryReader:
             self._refuse(
                 f"{path}.capacity",
                 written,
-                f"warm_cache_ratio is {ratio!r} (from {origin}), and both say how much memory the "
-                "cpu tier takes. Keep one of them.",
+                f"warm_cache_ratio is {shown(ratio)} (from {origin}), and both say how much memory "
+                "the cpu tier takes. Keep one of them.",
             )
 
     def _expand_path(self, path: str, options: dict[str, Any]) -> None:
@@ -233,10 +256,11 @@ class EntryReader:
             return
         scheme, lost_a_slash, rest = expanded.partition(":/")
         if lost_a_slash and re.fullmatch(r"\w{2,}", scheme):
+            url = f"{scheme}://{rest.lstrip('/')}"
             self._refuse(
                 f"{path}.path",
                 written,
-                f"a URL has two slashes after its colon, such as {scheme}://{rest.lstrip('/')}. A "
+                f"a URL has two slashes after its colon, such as {without_credentials(url)}. A "
                 f"folder of that name is written ./{scheme}:/",
             )
         at_home = os.path.expanduser(expanded)
@@ -268,11 +292,12 @@ class EntryReader:
             # Where the first entry has a problem of its own, nobody knows what it was to be.
             misplaced = 0 in specs and (index == 0) != (spec.type == CPU)
             if misplaced and self._why_no_cpu is None:
+                is_second = index > 0 and specs[0].type == CPU
                 self._refuse(
                     f"tiers[{index}]",
                     spec.type,
                     "the first tier is always 'cpu', since all KV comes and goes through it, and "
-                    "no other one is. Put cpu first in 'tiers'.",
+                    f"no other one is. {'Leave this one out' if is_second else 'Put cpu first'}.",
                 )
                 continue
             self._check_name(index, spec, names.setdefault(spec.name, index))
@@ -309,11 +334,27 @@ class EntryReader:
 
     def _refuse(self, path: str, value: object, why: str) -> None:
         origin = self._layers.origin(path)
-        self.problems.append(f"{path} is {value!r} (from {origin}): {why}")
+        self.problems.append(f"{path} is {shown(value)} (from {origin}): {why}")
+
+
+def _why_unknown(registry: Registry[Any], name: str, says: str) -> str:
+    """What to say of a name that is not registered, to who meant something that is."""
+    if registry is not TIERS:
+        return says
+    if name.lower() == GPU:
+        return _GPU_IS_VLLMS
+    if "://" in name:
+        return (
+            "a tier is named by its type; a URL is an option of it, such as "
+            "{type: redis, url: redis://host:6379} or {type: fs, path: s3://bucket/prefix}."
+        )
+    return _CALLED_HERE.get(name.lower(), says)
 
 
 def _without_type(path: str, options: Mapping[str, Any], origin: str) -> str:
-    near = difflib.get_close_matches("type", options, n=1)
+    near = difflib.get_close_matches("type", options, n=1) or [
+        key for key in options if key == "name" and path == "policy"
+    ]
     guess = f" Did you mean 'type' by '{near[0]}'?" if near else ""
     return (
         f"{path}.type is missing (from {origin}): it must be the name of a tier or policy. "

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import difflib
+import re
 import typing
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from pydantic import BaseModel, SecretStr, ValidationError
+from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
 Locate = Callable[[str], str]
@@ -20,6 +22,8 @@ _SAYS: Mapping[str, str] = {
     "string_type": "it must be a text, in quotes",
     "path_type": "it must be a path, in quotes",
 }
+
+_CREDENTIALS = re.compile(r":.*@", re.DOTALL)
 
 
 class ConfigError(ValueError):
@@ -100,7 +104,9 @@ def from_pydantic(
             if item["loc"]:
                 written = f"{path} is {_shown(model, item)} (from {locate(path)})"
                 message = f"{written}: {message}{_purpose(model, item['loc'])}"
-            paragraphs.append(message if item["loc"] or not path else f"{path}: {message}")
+            elif path:
+                message = f"{path} (from {locate(path)}): {message}"
+            paragraphs.append(message)
     return paragraphs
 
 
@@ -111,6 +117,10 @@ def options_of(model: type[BaseModel]) -> list[str]:
 
 def _message(item: ErrorDetails) -> str:
     says = item["msg"].removeprefix("Value error, ").replace("Input should be", "it must be")
+    if item["type"] == "greater_than_equal":
+        says = f"it must be {item['ctx']['ge']} or more"
+    # As YAML and JSON write them.
+    says = says.replace("True or False", "true or false")
     return _SAYS.get(item["type"], says).rstrip(".") + "."
 
 
@@ -118,8 +128,30 @@ def _shown(model: type[BaseModel], item: ErrorDetails) -> str:
     """What was written, unless nobody may see it."""
     loc = item["loc"]
     field = _model_at(model, loc[:-1]).model_fields.get(str(loc[-1]))
-    kinds = [field.annotation, *typing.get_args(field.annotation)] if field is not None else []
-    return "hidden" if SecretStr in kinds else repr(item["input"])
+    return "hidden" if field is not None and is_secret(field) else shown(item["input"])
+
+
+def is_secret(field: FieldInfo) -> bool:
+    """Whether nobody may see what is written for it."""
+    return SecretStr in (field.annotation, *typing.get_args(field.annotation))
+
+
+def shown(value: object) -> str:
+    """A value as an error text may have it, who knows where: without what can hold a password."""
+    if isinstance(value, Mapping) and value:
+        return f"a mapping of {', '.join(map(shown, value))}"
+    if isinstance(value, list | tuple | set) and value:
+        return f"a list of {len(value)}"
+    if value is None or isinstance(value, bool):
+        return "empty" if value is None else str(value).lower()
+    return repr(without_credentials(value) if isinstance(value, str) else value)
+
+
+def without_credentials(text: str) -> str:
+    """A text in which what looks like the user and password of a URL is replaced by stars."""
+    return (
+        re.sub(r"^(\w[\w+.-]*:/*)?.*:?.*@", r"\1***@", text) if _CREDENTIALS.search(text) else text
+    )
 
 
 def _dotted(prefix: str, loc: Sequence[int | str]) -> str:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from kvtiers.connector.config_errors import ConfigError, did_you_mean
+from kvtiers.connector.config_errors import ConfigError, did_you_mean, shown
 from kvtiers.connector.config_text import check, read_document, read_variable_text
 
 EXTRA = "kv_connector_extra_config"
@@ -149,7 +149,10 @@ def read_file(name: object, named_by: str) -> Source:
     """
     if not isinstance(name, str) or not name:
         raise ConfigError(
-            [f"config is {name!r} (from {named_by}): it must be the path of a YAML or JSON file."]
+            [
+                f"config is {shown(name)} (from {named_by}): it must be the path of a YAML or "
+                "JSON file."
+            ]
         )
     path = Path(os.path.expanduser(os.path.expandvars(name))).absolute()
     text = _text_of(path, named_by)

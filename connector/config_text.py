@@ -27,6 +27,14 @@ _TOO_DEEP = (
 )
 _TOO_MANY = f"it holds more than {_MOST_NODES} keys and values, with all aliases written out"
 
+_NO_MARK = (
+    "a value that begins with '*' repeats the one marked '&', and there is none, or several; a "
+    "text is written in quotes"
+)
+_NO_TYPE = (
+    "a value that begins with '!' names a type, and no known one; a text is written in quotes"
+)
+
 Lines = dict[str, int]
 
 
@@ -64,10 +72,7 @@ def read_variable_text(key: str, text: str, label: str) -> Any:
         value, _ = _read_yaml(text, key)
         check(value, key)
     except (yaml.YAMLError, ValueError, RecursionError) as error:
-        shown = text if len(text) <= 200 else f"{text[:200]}..."
-        raise ConfigError(
-            [f"The value of {label} is not YAML: {_reason(error)}. It reads {shown!r}."]
-        ) from error
+        raise ConfigError([f"The value of {label} is not YAML: {_reason(error)}."]) from error
     return value
 
 
@@ -84,7 +89,7 @@ def check(value: object, path: str = "", level: int = 0) -> None:
     if isinstance(value, int) and value.bit_length() > _MOST_BITS:
         raise ValueError(f"the number at {at} has more than {_MOST_BITS} bits")
     if isinstance(value, str) and not _is_unicode(value):
-        raise ValueError(f"{at} holds {value!r}, which is no Unicode text")
+        raise ValueError(f"{at} holds what is no Unicode text")
     if isinstance(value, Mapping):
         for key, item in value.items():
             check(key, at, level + 1)
@@ -105,7 +110,11 @@ class _Loader(yaml.SafeLoader):
         self._nodes += 1
         self._level += 1
         _check_bounds(self._nodes, self._level)
-        node = super().compose_node(parent, index)
+        try:
+            node = super().compose_node(parent, index)
+        except yaml.composer.ComposerError as error:
+            # PyYAML would name the mark: a password, if that begins with a star.
+            raise yaml.composer.ComposerError(None, None, _NO_MARK, error.problem_mark) from error
         self._level -= 1
         return node
 
@@ -114,10 +123,16 @@ class _Loader(yaml.SafeLoader):
             return super().construct_object(node, deep)
         except (ValueError, LookupError, AttributeError, TypeError, ArithmeticError) as error:
             # What PyYAML's constructors of numbers, dates and truth values trip over.
-            shown = repr(node.value)
-            shown = shown if len(shown) <= 60 else f"{shown[:60]}..."
-            problem = f"{shown} is no {node.tag.rpartition(':')[2]}"
+            kind = node.tag.rpartition(":")[2]
+            problem = f"a value is read as {kind} and is none; a text is written in quotes"
             raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark) from error
+
+    def refuse_tag(self, node: yaml.Node) -> Any:
+        """What PyYAML would name: a password, if that begins with an exclamation mark."""
+        raise yaml.constructor.ConstructorError(None, None, _NO_TYPE, node.start_mark)
+
+
+_Loader.add_constructor(None, _Loader.refuse_tag)
 
 
 def _read_yaml(text: str, key: str = "") -> tuple[Any, Lines]:
@@ -192,4 +207,13 @@ def _is_unicode(text: str) -> bool:
 def _reason(error: Exception) -> str:
     if isinstance(error, RecursionError):
         return _TOO_DEEP
+    if isinstance(error, yaml.MarkedYAMLError):
+        return _marked(error)
     return " ".join(str(error).split()).rstrip(".")
+
+
+def _marked(error: yaml.MarkedYAMLError) -> str:
+    """PyYAML's words without its excerpt of the text, which may hold a password."""
+    words = " ".join(", ".join(filter(None, [error.context, error.problem])).split())
+    mark = error.problem_mark or error.context_mark
+    return f"{words} (line {mark.line + 1}, column {mark.column + 1})" if mark else words

@@ -49,19 +49,19 @@ class Capacity:
         if isinstance(value, Capacity):
             return value
         if isinstance(value, bool):
-            raise _refusal(value)
+            raise _refusal()
         if isinstance(value, int):
-            return cls._of_bytes(value, value)
+            return cls._of_bytes(value)
         if isinstance(value, float):
             return cls._of_float(value)
         if isinstance(value, str):
             return cls._of_text(value)
-        raise _refusal(value)
+        raise _refusal()
 
     @classmethod
-    def _of_bytes(cls, nbytes: int, written: object) -> Capacity:
+    def _of_bytes(cls, nbytes: int) -> Capacity:
         if nbytes <= 0:
-            raise _refusal(written)
+            raise _refusal()
         return cls(nbytes=nbytes)
 
     @classmethod
@@ -69,23 +69,23 @@ class Capacity:
         # JSON writers turn large integers into floats such as 8e9.
         if value > 1 and value.is_integer():
             return cls(nbytes=int(value))
-        return cls._of_share(value, value)
+        return cls._of_share(value)
 
     @classmethod
-    def _of_share(cls, share: float, written: object) -> Capacity:
+    def _of_share(cls, share: float) -> Capacity:
         if not 0 < share <= 1:
-            raise _refusal(written)
+            raise _refusal()
         return cls(share=share)
 
     @classmethod
     def _of_text(cls, text: str) -> Capacity:
         if (share := read_percent(text)) is not None:
-            return cls._of_share(share, text)
+            return cls._of_share(share)
         if match := _FRACTION.fullmatch(text):
-            return cls._of_share(float(match[1]), text)
+            return cls._of_share(float(match[1]))
         if (nbytes := read_size(text)) is None:
-            raise _refusal(text)
-        return cls._of_bytes(nbytes, text)
+            raise _refusal()
+        return cls._of_bytes(nbytes)
 
     def resolve(self, total_bytes: int) -> int:
         """How many bytes it is, where ``total_bytes`` is the whole of a share."""
@@ -112,8 +112,10 @@ def format_bytes(nbytes: int) -> str:
     return ByteSize(nbytes).human_readable(separator=" ").replace(".0 ", " ")
 
 
-def _refusal(value: object) -> ValueError:
-    return ValueError(f"{value!r} is neither a size nor a share; write for example {EXAMPLES}")
+def _refusal() -> ValueError:
+    return ValueError(
+        f"it is neither a size above 0 nor a share of at most 100%; write for example {EXAMPLES}"
+    )
 
 
 def file_system_bytes(path: str) -> int:

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from kvtiers.connector.config import Loaded, load, values
-from kvtiers.connector.config_errors import ConfigError
+from kvtiers.connector.config_errors import ConfigError, shown
 from kvtiers.connector.config_sources import EXTRA
 from kvtiers.connector.config_text import read_document
 from kvtiers.tools.config_reference import reference
@@ -73,7 +73,7 @@ def _extra_config(text: str, named_by: str) -> Mapping[str, Any]:
     extra = values.get(EXTRA, {})
     if not isinstance(extra, dict):
         raise ConfigError(
-            [f"{EXTRA} is {extra!r} (from {named_by}): it must be a mapping of keys."]
+            [f"{EXTRA} is {shown(extra)} (from {named_by}): it must be a mapping of keys."]
         )
     return extra
 

@@ -32,9 +32,7 @@ _URL: Mapping[str, Any] = {"path": "s3://bucket/prefix"}
 # "url: ..." or "certfile, keyfile: ..." in a docstring's section.
 _ENTRY = re.compile(r"(\w+(?:, \w+)*): (.*)")
 # The clause of a problem that says what is allowed.
-_CLAUSE = re.compile(
-    r".*?(?:\(from .*?\): |: '\w+' must be )(?:it must be )?(.*?)\.?(?: It is .*)?"
-)
+_CLAUSE = re.compile(r".*?\(from .*?\): (?:it must be |'\w+' must be )?(.*?)\.?(?: It is .*)?")
 _NEEDED = "none, it must be set"
 _BOUNDS = {"ge": "{} or more", "gt": "above {}", "le": "at most {}", "lt": "below {}"}
 

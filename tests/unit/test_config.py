@@ -261,7 +261,7 @@ def test_a_third_partys_own_default_and_bounds_hold(third_party):
     assert acme.capacity == 7 * MIB
     text = problem({"tiers": ["cpu", {"type": "acme", "capacity": "1kB"}]})
     assert text.startswith("tiers[1].capacity is 1000 (from kv_connector_extra_config):")
-    assert "greater than or equal to 1048576" in text
+    assert "it must be 1048576 or more." in text
 
 
 def test_a_filesystem_on_a_url_has_a_capacity_without_a_whole_to_take_a_share_of():
@@ -290,17 +290,40 @@ def test_a_capacity_below_one_chunk_is_refused_for_every_tier_at_once():
     assert second.startswith("tiers[1].capacity is 3 MiB")
 
 
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("s3", "{type: fs, path: s3://bucket/prefix}"),
+        ("disk", "{type: fs, path: /nvme/kvtiers}"),
+        ("Valkey", "{type: redis, url: valkey://host:6379}"),
+    ],
+)
+def test_a_tier_under_another_systems_name_is_told_ours(name, says):
+    text = problem({"tiers": ["cpu", name]})
+    assert text.startswith(f"tiers[1].type is '{name}' (from kv_connector_extra_config): ")
+    assert says in text
+
+
+def test_a_second_cpu_tier_is_not_told_to_be_the_first():
+    assert problem({"tiers": ["cpu", "cpu"]}).endswith("no other one is. Leave this one out.")
+
+
+def test_a_policy_that_is_named_is_told_the_key():
+    assert "Did you mean 'type' by 'name'?" in problem({"policy": {"name": "lru"}})
+
+
 def test_a_capacity_that_is_none_says_what_one_is():
     assert problem({"tiers": [{"type": "cpu", "capacity": "lots"}]}) == (
-        "tiers[0].capacity is 'lots' (from kv_connector_extra_config): 'lots' is neither a size "
-        "nor a share; write for example 8GiB, 20GB, 1073741824, 25% or 0.25."
+        "tiers[0].capacity is 'lots' (from kv_connector_extra_config): it is neither a size "
+        "above 0 nor a share of at most 100%; write for example 8GiB, 20GB, 1073741824, 25% or "
+        "0.25."
     )
 
 
 def test_a_third_partys_bad_capacity_is_told_once(third_party):
     text = problem({"tiers": ["cpu", {"type": "acme", "capacity": -5}]})
     assert text.startswith(
-        "tiers[1].capacity is -5 (from kv_connector_extra_config): -5 is neither"
+        "tiers[1].capacity is -5 (from kv_connector_extra_config): it is neither"
     )
 
 
@@ -492,7 +515,7 @@ def test_vllms_own_offloading_keys_are_refused_with_ours(key, instead):
 def test_a_wrong_value_says_what_is_allowed_and_what_the_key_is(value):
     text = problem({"canonical_layout": value})
     assert text.startswith(f"canonical_layout is {value!r} (from kv_connector_extra_config): ")
-    assert "'auto', True or False" in text
+    assert "'auto', true or false" in text
     assert text.endswith("It is whether KV is stored independently of the tensor-parallel shape.")
 
 
@@ -530,7 +553,7 @@ def test_a_tier_that_declares_a_common_option_again_keeps_its_bounds():
     [
         ("threads", 0, "it must be a whole number from 1 to 256."),
         ("deadline", "5s", "it must be a number of seconds above 0, without a unit, such as 5."),
-        ("direct", "maybe", "it must be 'auto', True or False."),
+        ("direct", "maybe", "it must be 'auto', true or false."),
         ("fsync", 3, "it must be true or false."),
         ("path", 7, "it must be a path, in quotes."),
         ("path", "", "it is empty. Name a folder, or leave 'path' out for the default."),
@@ -646,12 +669,12 @@ LAUGHS = "\n".join(
         ("- " * 3000 + "x", "more than 32 levels deep"),
         ("[" + "x, " * 10_001 + "x]", "more than 10000 keys and values"),
         ("{" + LAUGHS.replace("\n", ", ") + "}", "more than 10000 keys and values"),
-        ("2001-99-99", "'2001-99-99' is no timestamp"),
-        ("!!int x", "'x' is no int"),
-        ("!!float x", "'x' is no float"),
-        ("!!bool x", "'x' is no bool"),
-        ("!!timestamp x", "'x' is no timestamp"),
-        ("9" * 5000, "is no int"),
+        ("2001-99-99", "read as timestamp and is none"),
+        ("!!int x", "read as int and is none"),
+        ("!!float x", "read as float and is none"),
+        ("!!bool x", "read as bool and is none"),
+        ("!!timestamp x", "read as timestamp and is none"),
+        ("9" * 5000, "read as int and is none"),
         ("0x" + "f" * 5000, "has more than 4096 bits"),
         ("{? [a] : b}", "a list or a mapping is no key"),
         ("{a: 1, a: 2}", "a stands twice in it, in lines 1 and 1. Keep one of them"),
@@ -675,7 +698,7 @@ def test_what_a_yaml_parser_trips_over_is_a_paragraph_that_names_its_source(yaml
         ('{"tiers": ' + "[" * 100_000, "more than 32 levels deep"),
         ('{"tiers": ' + "[" * 40 + "]" * 40 + "}", "more than 32 levels deep"),
         ('{"chunk_size": ' + "9" * 5000 + "}", "4300 digits"),
-        ('{"weights_version": "\\ud800"}', r"weights_version holds '\ud800', which is no Unicode"),
+        ('{"weights_version": "\\ud800"}', "weights_version holds what is no Unicode text"),
     ],
 )
 def test_what_a_json_parser_trips_over_is_a_paragraph_too(yaml_file, text, says):
@@ -708,7 +731,7 @@ def _endless() -> list[object]:
         ({"chunk_size": 10**5000}, "the number at chunk_size has more than 4096 bits"),
         (
             {"tiers": ["cpu", {"type": "fs", "path": "/\ud800"}]},
-            r"tiers[1].path holds '/\ud800', which is no Unicode",
+            "tiers[1].path holds what is no Unicode text",
         ),
     ],
 )

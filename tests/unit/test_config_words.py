@@ -50,11 +50,18 @@ def lower(**options: Any) -> list[Any]:
 
 
 @pytest.mark.parametrize("word", ["offload_threshold", "warm_cache_ratio"])
-@pytest.mark.parametrize("value", [-0.1, 1.5, "20", "120%", "some", True, [0.2]])
-def test_a_share_that_is_none(word: str, value: object) -> None:
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [
+        *((value, repr(value)) for value in (-0.1, 1.5, "20", "120%", "some")),
+        (True, "true"),
+        ([0.2], "a list of 1"),
+    ],
+)
+def test_a_share_that_is_none(word: str, value: object, shown: str) -> None:
     text = problem(**{word: value})
     assert text.startswith(
-        f"{word} is {value!r} {WHERE}: it must be a share from 0 to 1, such as 0.2 or 20%."
+        f"{word} is {shown} {WHERE}: it must be a share from 0 to 1, such as 0.2 or 20%."
     )
     assert " It is the share of " in text
 
@@ -64,10 +71,12 @@ def test_an_arena_of_nothing_or_of_everything_is_refused(value: object) -> None:
     assert "above 0 and at most 0.95" in problem(warm_cache_ratio=value)
 
 
-@pytest.mark.parametrize(("word", "value"), [("max_tokens", 0), ("prefetch_window", -1)])
-def test_a_number_of_tokens_that_is_too_low(word: str, value: int) -> None:
+@pytest.mark.parametrize(
+    ("word", "value", "least"), [("max_tokens", 0, 1), ("prefetch_window", -1, 0)]
+)
+def test_a_number_of_tokens_that_is_too_low(word: str, value: int, least: int) -> None:
     text = problem(**{word: value})
-    assert text.startswith(f"{word} is {value} {WHERE}: it must be greater than or equal to ")
+    assert text.startswith(f"{word} is {value} {WHERE}: it must be {least} or more.")
     assert " without limit if not set" in text
 
 
@@ -81,7 +90,7 @@ def test_a_number_of_tokens_that_is_too_low(word: str, value: int) -> None:
         ("block_size", "32MiB", "it must be a power of two from 4KiB to 16MiB."),
         ("buffer", "a lot", "it must be a size, such as 4KiB, 1MiB or 65536, or 'auto'."),
         ("buffer", 0, "it must be a size, such as 4KiB, 1MiB or 65536, or 'auto'."),
-        ("buffer", True, "it must be a size, such as 4KiB, 1MiB or 65536, or 'auto'."),
+        ("buffer", 4.5, "it must be a size, such as 4KiB, 1MiB or 65536, or 'auto'."),
     ],
 )
 def test_an_option_of_storage_that_cannot_be(word: str, value: object, says: str) -> None:
@@ -90,8 +99,8 @@ def test_an_option_of_storage_that_cannot_be(word: str, value: object, says: str
 
 def test_a_buffer_is_whole_blocks() -> None:
     assert problem(tiers=lower(block_size="64KiB", buffer="96KiB")) == (
-        "tiers[1]: buffer is 98304, which is no multiple of block_size, which is 65536. Set buffer "
-        "to 131072, or block_size to less."
+        f"tiers[1] {WHERE}: buffer is 98304, which is no multiple of block_size, which is 65536. "
+        "Set buffer to 131072, or block_size to less."
     )
 
 
@@ -113,6 +122,10 @@ def test_a_longest_prefix_below_one_chunk_is_refused_where_chunks_are_known() ->
     with pytest.raises(ConfigError, match="255, which is below one chunk of 256 tokens"):
         check_max_tokens(config, 256)
     check_max_tokens(load({}, {}).config, 1 << 40)
+
+
+def test_a_prefix_below_a_chunk_of_known_size_needs_no_server_to_be_refused() -> None:
+    assert "below one chunk of 256 tokens" in problem(max_tokens=255, chunk_size=256)
 
 
 # Words at the wrong level ---------------------------------------------------
