@@ -72,6 +72,7 @@ def _parser() -> argparse.ArgumentParser:
         description="Checks a configuration without a server and prints every value with where "
         "it comes from. Without a file: what the environment and the defaults make. "
         "The exit status is 2 if the configuration cannot work.",
+        allow_abbrev=False,  # the beginning of an option is a slip, which is to be told
     )
     config_report.add_arguments(config)
     config.set_defaults(run=config_report.run, parser=config)
@@ -82,6 +83,7 @@ def _parser() -> argparse.ArgumentParser:
         description="Starts a real vLLM server with kvtiers on its defaults and prints the time "
         "to first token of long prompts: cold, from the GPU, from CPU memory, and from disk "
         "after a restart.",
+        allow_abbrev=False,
     )
     demo.add_arguments(show)
     show.set_defaults(run=demo.run, parser=show)

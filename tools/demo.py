@@ -18,10 +18,16 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from kvtiers.connector.config_errors import from_pydantic, shown
+from kvtiers.tiers import TierConfigError
+from kvtiers.tiers.base import ALIGNMENT
+from kvtiers.tiers.redis import RedisTier
+from kvtiers.tiers.redis_config import RedisConfig
 from kvtiers.tools.measure import COMPUTED, Answer, ask, prompts
 from kvtiers.tools.model import ModelError, default_cache, smollm2_path
 from kvtiers.tools.redis_server import RedisServer, RedisServerError
 from kvtiers.tools.server import ServerError, VllmServer
+from pydantic import ValidationError
 from rich.console import Console
 from rich.table import Table
 
@@ -134,10 +140,31 @@ def _obstacle(arguments: argparse.Namespace) -> str | None:
         )
     if arguments.prompts < 1:
         return f"--prompts is {arguments.prompts}: it must be at least 1."
+    if not 0 <= arguments.port < 1 << 16:
+        return f"--port is {arguments.port}: it must be a number up to 65535, or 0 for a free one."
+    model: str | None = arguments.model
+    if model is not None and not Path(model, "config.json").is_file():
+        return f"--model is {model!r}: it must be a model's folder, with a config.json in it."
     file: Path | None = arguments.json
     if file is not None and not _writable(file):
         return f"--json is {str(file)!r}: it must be a file that this user can write, in a folder."
-    return None
+    return None if arguments.redis in (None, _OWN) else _why_no_redis(arguments.redis)
+
+
+def _why_no_redis(url: str) -> str | None:
+    """Why that server can't be used. vLLM would take a minute to fail, and hide why in its log."""
+    try:
+        tier = RedisTier(RedisConfig(url=url), ALIGNMENT)
+        try:
+            away = tier.probe()
+        finally:
+            tier.close()
+    except ValidationError as error:
+        return "\n".join(from_pydantic(error, RedisConfig, lambda _path: "--redis"))
+    except TierConfigError as error:
+        return f"--redis is {shown(url)}: {error}"
+    start = "Start it, correct the URL, or leave it out for a server that the demo starts."
+    return f"--redis: {away.rstrip('.')}. {start}" if away else None
 
 
 def _writable(file: Path) -> bool:

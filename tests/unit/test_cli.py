@@ -144,6 +144,13 @@ def test_a_misspelt_command_is_guessed(capsys):
     assert "unknown command 'confg'. Did you mean 'config'?" in capsys.readouterr().err
 
 
+def test_the_beginning_of_an_option_is_not_taken_for_it(capsys):
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["demo", "--prompt", "3"])
+    assert ended.value.code == 2
+    assert "unknown option '--prompt'. Did you mean '--prompts'?" in capsys.readouterr().err
+
+
 def test_an_unknown_option_is_the_commands_business(capsys):
     with pytest.raises(SystemExit) as raised:
         cli.main(["config", "--chek=x.yaml"])
@@ -200,17 +207,39 @@ def test_without_vllm_the_demo_says_so_before_all_else(monkeypatch, capsys):
     )
 
 
-def test_a_result_that_could_not_be_written_is_told_before_the_demo_runs(
-    tmp_path, monkeypatch, capsys
-):
+@pytest.fixture
+def with_vllm(monkeypatch):
     monkeypatch.setitem(sys.modules, "vllm", types.ModuleType("vllm"))
     sys.modules["vllm"].__spec__ = importlib.machinery.ModuleSpec("vllm", None)
+
+
+def test_a_result_that_could_not_be_written_is_told_before_the_demo_runs(
+    tmp_path, with_vllm, capsys
+):
     for file in (tmp_path, tmp_path / "no" / "result.json"):
         assert cli.main(["demo", "--json", str(file)]) == 2
         assert capsys.readouterr().err == (
             f"--json is {str(file)!r}: it must be a file that this user can write, in a folder.\n"
         )
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "says"),
+    [
+        ("--prompts", "0", "--prompts is 0: it must be at least 1."),
+        ("--port", "99999", "--port is 99999: it must be a number up to 65535"),
+        ("--model", "/no/model", "--model is '/no/model': it must be a model's folder"),
+        ("--redis", "http://h", "url is 'http://h' (from --redis): it must begin with one of"),
+        ("--redis", "redis://me:swordfish@127.0.0.1:1/0", "--redis: the Redis server at"),
+    ],
+)
+def test_what_cannot_work_is_told_before_vllm_is_started(with_vllm, capsys, option, value, says):
+    assert cli.main(["demo", option, value]) == 2
+    told = capsys.readouterr().err
+    assert told.startswith(says)
+    assert len(told.splitlines()) == 1
+    assert "swordfish" not in told
 
 
 def test_the_result_has_medians_in_the_promised_shape(tmp_path):
