@@ -5,8 +5,8 @@ What is in vLLM's block hash already, and therefore not here (read in
 prefix, ``cache_salt`` (in the first block, so in all that follow), the LoRA
 adapter's name and path, the hash and offset of each multimodal item, a digest of
 prompt embeddings, and the seed of the first block's parent. What is not: a LoRA
-adapter's content (``adapters`` puts it into each key), the weights, and
-everything about how a block lies in memory.
+adapter's content (``adapters`` puts it into each key), the weights, what the engine
+does with images and adapters, and everything about how a block lies in memory.
 """
 
 from __future__ import annotations
@@ -43,6 +43,13 @@ _RANK_FACTS = frozenset(
         "page_size_padded",
         "state_content_bytes",
     }
+)
+
+# Of vLLM's MultiModalConfig: what changes an item's embeddings.
+_MEDIA_OPTIONS = (
+    "mm_encoder_attn_dtype",
+    "mm_encoder_fp8_scale_path",
+    "mm_processor_kwargs",
 )
 
 # Methods of speculation that look the drafts up in the text, so that the KV is the model's own.
@@ -83,7 +90,9 @@ def build_namespace(
         "weights": weights,
         "weights_version": weights_version,
         "model": _model_facts(vllm_config.model_config),
+        "media": _media_facts(vllm_config.model_config),
         "speculative": _speculative_facts(getattr(vllm_config, "speculative_config", None)),
+        "adapters": _adapter_facts(vllm_config),
         "cache": _cache_facts(vllm_config.cache_config, offloading),
         "groups": list(_group_facts(kv_cache_config, offloading, portable)),
         "layout": _layout_facts(offloading, portable),
@@ -170,6 +179,26 @@ def _model_facts(model: Any) -> dict[str, Any]:
     if not set(_rope_types(config)) <= _FIXED_ROPES:
         facts["max_model_len"] = model.max_model_len
     return facts
+
+
+def _media_facts(model: Any) -> dict[str, Any] | None:
+    """How an engine prepares images and the like: vLLM hashes what a request says of it only."""
+    media = getattr(model, "multimodal_config", None)
+    facts = {name: getattr(media, name, None) for name in _MEDIA_OPTIONS}
+    return {name: value for name, value in facts.items() if value} or None
+
+
+def _adapter_facts(vllm_config: Any) -> dict[str, Any] | None:
+    """What an engine makes of a LoRA adapter, where that is not what its files say."""
+    lora = getattr(vllm_config, "lora_config", None)
+    modules = getattr(lora, "target_modules", None)
+    dtype = getattr(lora, "lora_dtype", None)
+    facts: dict[str, Any] = {}
+    if modules is not None:
+        facts["target_modules"] = sorted(modules)
+    if dtype not in {None, "auto", vllm_config.model_config.dtype}:
+        facts["dtype"] = dtype
+    return facts or None
 
 
 def _rope_types(config: Any) -> Iterator[str]:

@@ -134,6 +134,19 @@ CHANGES = {
     "dtype": at("config.model_config.dtype", "float16"),
     "quantization": at("config.model_config.quantization", "fp8"),
     "drafter": at("config.speculative_config", drafter("eagle")),
+    "processing of images": at(
+        "config.model_config.multimodal_config",
+        SimpleNamespace(mm_processor_kwargs={"num_crops": 4}),
+    ),
+    "dtype of the image encoder": at(
+        "config.model_config.multimodal_config", SimpleNamespace(mm_encoder_attn_dtype="fp8")
+    ),
+    "modules of adapters": at(
+        "config.lora_config", SimpleNamespace(target_modules=["o_proj"], lora_dtype="bfloat16")
+    ),
+    "dtype of adapters": at(
+        "config.lora_config", SimpleNamespace(target_modules=None, lora_dtype="float16")
+    ),
     "KV dtype": at("config.cache_config.cache_dtype", "fp8"),
     "layers with another KV dtype": at("config.cache_config.kv_cache_dtype_skip_layers", ["0"]),
     "block size": at("config.cache_config.block_size", 32),
@@ -176,6 +189,8 @@ def test_every_single_fact_makes_another_namespace() -> None:
         at("offloading.engine_id", "engine-b"),
         at("options.environ", {"HOME": "/root"}),
         at("config.speculative_config", drafter("ngram")),
+        at("config.lora_config", SimpleNamespace(target_modules=None, lora_dtype="bfloat16")),
+        at("config.model_config.multimodal_config", SimpleNamespace(mm_processor_kwargs=None)),
     ],
 )
 def test_what_does_not_change_the_bytes_changes_no_id(
