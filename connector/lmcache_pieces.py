@@ -83,7 +83,8 @@ def tail_of(key: str) -> bytes:
 
 
 def _digest(text: str) -> bytes:
-    return hashlib.sha256(text.encode()).digest()[:_DIGEST_BYTES]
+    # A salt from a client's JSON may hold half of a surrogate pair.
+    return hashlib.sha256(text.encode(errors="surrogatepass")).digest()[:_DIGEST_BYTES]
 
 
 def fill(slot: memoryview, source: Bytes, index: int, pieces: int) -> None:
@@ -139,11 +140,31 @@ class Prefixes:
             if (found := _row(key)) != row:
                 row, place = found, Place(0, None)
             tail = tail_of(key)
-            self._places[tail] = place
-            self._places.move_to_end(tail)
-            place = Place(place.position + 1, tail)
+            position = self._put(tail, place).position
+            place = Place(position + 1, tail)
         while len(self._places) > self._most:
             self._places.popitem(last=False)
+
+    def _put(self, tail: bytes, place: Place) -> Place:
+        """Note where an object lies, and return it: the parent that it once had stays.
+
+        LMCache's names need not tell a prefix (it can cache parts that are reused in any
+        order), and policies rely on a chunk that always follows the same one.
+        """
+        known = self._places.get(tail)
+        if known is not None and (known.parent is not None or self._is_behind(place, tail)):
+            place = known
+        self._places[tail] = place
+        self._places.move_to_end(tail)
+        return place
+
+    def _is_behind(self, place: Place, tail: bytes) -> bool:
+        """Whether what lies there follows that object, directly or not."""
+        for _ in range(place.position):
+            if place.parent is None or place.parent == tail:
+                break
+            place = self._places.get(place.parent, Place(0, None))
+        return place.parent == tail
 
     def run_of(self, objects: Sequence[StoredObject], piece_bytes: int) -> Run:
         """The pieces of objects that follow each other, as one run."""

@@ -188,10 +188,13 @@ class PrefixOrder:
         self._chains.assign(chunks, chain)
 
     def _use_ancestors(self, chain: _Chain) -> None:
+        # Runs that are no forest, against what they promise, must not hang an engine.
+        seen = {chain}
         while chain.parent is not None:
             above = self._chains.get(chain.parent)
-            if above is None:
+            if above is None or above in seen:
                 return
+            seen.add(above)
             self._refresh(above, above.locate(chain.parent, chain.start - 1) + 1)
             chain = above
 

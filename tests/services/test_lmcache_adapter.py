@@ -226,6 +226,31 @@ def test_what_is_no_batch_fails_as_a_batch(make: Make, tmp_path: Path) -> None:
     assert client.set(keys(1), [b"x"])
 
 
+@pytest.mark.parametrize("policy", ["lru", "arc"])
+def test_parts_that_a_prompt_has_twice_or_in_another_order_are_served(
+    make: Make, tmp_path: Path, policy: str
+) -> None:
+    client = make(tiers=[fs(tmp_path)], policy=policy)
+    (a, b, c), data = keys(3), contents(3)
+    for order in ([a, a], [a, b, a, c], [c, b, a], [b, c, a]):
+        client.exists(order)
+        assert client.set([a, b, c], data)
+        assert client.get([c, a], [len(data[0])] * 2) == [data[2], data[0]]
+        for name, item in zip((a, b, c), data, strict=True):
+            assert client.get([name], [len(item)]) == [item]
+
+
+@pytest.mark.parametrize(
+    "name", ["", "@@@@", "m@0@0@h@\ud800", "m@0@-5@h", "a\0b", "m@0@0@h@s@t", " " * 5000]
+)
+def test_an_object_may_have_any_name(make: Make, tmp_path: Path, name: str) -> None:
+    client = make(tiers=[fs(tmp_path)])
+    assert client.exists([name, "m@0@0@h"]) == [False, False]
+    assert client.set([name], contents(1))
+    assert client.get([name], [len(contents(1)[0])]) == contents(1)
+    assert client.delete([name]) == [True]
+
+
 def test_close_ends_what_is_under_way_and_writes_what_is_staged(make: Make, tmp_path: Path) -> None:
     client = make(tiers=[fs(tmp_path)])
     data = contents(10)

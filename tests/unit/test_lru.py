@@ -313,6 +313,15 @@ def test_a_wrong_position_does_not_put_a_chunk_behind_a_stranger() -> None:
     assert order(policy) == ["c", "b", "y", "a"]
 
 
+@pytest.mark.parametrize("parts", ["a", "ab", "abc"])
+def test_runs_that_follow_themselves_hang_nobody(parts: str) -> None:
+    policy = LruPolicy([TierInfo("cpu")])
+    for i, part in enumerate(parts):
+        policy.on_insert(Run(part, start=i, parent=parts[i - 1]), "cpu")
+    policy.on_access(Run("a", start=9, parent=parts[-1]), REQUEST, "cpu")
+    assert sorted(order(policy)) == list(parts)
+
+
 def test_nothing_is_left_behind_when_all_chunks_are_gone() -> None:
     policy = LruPolicy([TierInfo("cpu")])
     rng = random.Random(5)
