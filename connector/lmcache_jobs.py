@@ -150,6 +150,7 @@ class Jobs:
         self._waiting: deque[_Portion] = deque()
         self._under_way: list[_Portion] = []
         self._open: dict[Job, None] = {}
+        self._unwanted: list[tuple[Job, int, tuple[bytes, ...]]] = []
         self._removing: list[tuple[Job, int]] = []
         self._names = (f"lmcache-{number}" for number in itertools.count())
         self._too_large = False
@@ -181,6 +182,7 @@ class Jobs:
         self._answer_lookups()
         self._store()
         self._load()
+        self._begin_removals()
         self._end_removals()
         self._hierarchy.tick()
         done = [job for job in self._open if not job.open]
@@ -194,6 +196,7 @@ class Jobs:
         for job in done:
             job.settle(why)
         self._open.clear()
+        self._unwanted.clear()
         self._removing.clear()
         self._sets.clear()
         self._waiting.clear()
@@ -389,8 +392,16 @@ class Jobs:
     def _remove(self, job: Job, index: int, nbytes: int) -> None:
         """Drop an object of the size that its last piece tells."""
         stored = StoredObject.of(job.keys[index], nbytes, self._hierarchy.chunk_bytes)
-        self._hierarchy.remove(stored.pieces)
-        self._removing.append((job, index))
+        self._unwanted.append((job, index, stored.pieces))
+
+    def _begin_removals(self) -> None:
+        """Once no store of a piece is under way: it would bring the piece back, or seem to."""
+        for entry in list(self._unwanted):
+            job, index, pieces = entry
+            if not self._hierarchy.storing(pieces) or self._clock() >= job.deadline:
+                self._hierarchy.remove(pieces)
+                self._unwanted.remove(entry)
+                self._removing.append((job, index))
 
     def _end_removals(self) -> None:
         """Answered when the tiers have done it: or they would drop what is stored next.

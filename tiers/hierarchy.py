@@ -415,6 +415,15 @@ class Hierarchy:
         """
         self._eviction.remove(keys)
 
+    def storing(self, keys: Sequence[bytes]) -> bool:
+        """Whether a store of such a chunk into a lower tier is under way."""
+        wanted = {ChunkKey(self.namespace, key) for key in keys}
+        return any(
+            op.kind is OpKind.WRITE and not wanted.isdisjoint(op.keys)
+            for tier in self._lower
+            for op in tier.ops
+        )
+
     def removing(self) -> bool:
         """Whether some tier has not yet removed what it was told to."""
         return any(op.kind is OpKind.REMOVE for tier in self._lower for op in tier.ops)

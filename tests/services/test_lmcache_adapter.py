@@ -163,6 +163,16 @@ def test_deleted_objects_are_gone_with_all_their_pieces(make: Make, tmp_path: Pa
 # Ids ------------------------------------------------------------------------------
 
 
+def test_what_is_deleted_while_it_is_stored_can_be_stored_again(make: Make, tmp_path: Path) -> None:
+    client = scanned(make(tiers=[fs(tmp_path)]))
+    names, data = keys(2), contents(2)
+    for _ in range(100):
+        assert client.set(names, data)
+        assert client.get(names, [len(item) for item in data]) == data
+        assert client.delete(names) == [True, True]
+        assert client.exists(names) == [False, False]
+
+
 def test_the_descriptor_is_readable_while_something_is_to_be_drained(
     make: Make, tmp_path: Path
 ) -> None:
