@@ -356,6 +356,9 @@ def _without_type(path: str, options: Mapping[str, Any], origin: str) -> str:
         key for key in options if key == "name" and path == "policy"
     ]
     guess = f" Did you mean 'type' by '{near[0]}'?" if near else ""
+    names = (POLICIES if path == "policy" else TIERS).names()
+    if len(options) == 1 and (name := next(iter(options))) in names:
+        guess = f" Did you mean {{type: {name}, ...}}?"
     return (
         f"{path}.type is missing (from {origin}): it must be the name of a tier or policy. "
         f"Written here: {', '.join(options) or 'nothing'}.{guess}"

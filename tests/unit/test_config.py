@@ -308,6 +308,12 @@ def test_a_second_cpu_tier_is_not_told_to_be_the_first():
     assert problem({"tiers": ["cpu", "cpu"]}).endswith("no other one is. Leave this one out.")
 
 
+def test_a_type_with_its_options_below_it_is_told_where_they_belong():
+    text = problem({"tiers": ["cpu", {"redis": {"url": "redis://h"}}]})
+    assert text.endswith("Written here: redis. Did you mean {type: redis, ...}?")
+    assert problem({"policy": {"arc": None}}).endswith("Did you mean {type: arc, ...}?")
+
+
 def test_a_policy_that_is_named_is_told_the_key():
     assert "Did you mean 'type' by 'name'?" in problem({"policy": {"name": "lru"}})
 
