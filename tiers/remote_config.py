@@ -10,7 +10,12 @@ from typing import Any, Literal, Self
 
 from kvtiers.tiers.base import TierConfig
 from kvtiers.tiers.remote_dialects import dialect_of
-from kvtiers.tiers.remote_url import checked_url, protocol_of, without_password
+from kvtiers.tiers.remote_url import (
+    check_option_names,
+    checked_url,
+    protocol_of,
+    without_password,
+)
 from pydantic import ConfigDict, field_validator, model_validator
 
 # What other programs call our options, for who types it by habit.
@@ -135,6 +140,11 @@ class RemoteFsConfig(TierConfig):
     @model_validator(mode="after")
     def _shows_whole_files(self) -> Self:
         dialect_of(protocol_of(self.path), self.publish)
+        return self
+
+    @model_validator(mode="after")
+    def _names_options_of_the_store(self) -> Self:
+        check_option_names(self.path, self.storage_options)
         return self
 
     @field_validator("timeout", mode="before")

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import difflib
+import inspect
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 # Spellings of a path on this machine.
@@ -68,6 +69,31 @@ def _require_installed(protocol: str) -> None:
         raise ValueError(f"{text}. {advice}" if s3 else text) from error
     except ValueError as error:
         raise ValueError(_unknown(protocol, fsspec.available_protocols())) from error
+
+
+def check_option_names(url: str, written: Iterable[str]) -> None:
+    """Refuse a misspelt option of S3's filesystem, which takes any name until it connects.
+
+    Others hand names on to a client of theirs, which alone knows them.
+
+    Args:
+        url: checked.
+        written: names of options.
+
+    Raises:
+        ValueError: a name is none of S3's, and near to one.
+
+    """
+    if protocol_of(url) not in ("s3", "s3a"):
+        return
+    import fsspec
+
+    classes = fsspec.get_filesystem_class("s3").__mro__
+    known = {name for cls in classes for name in inspect.signature(cls.__init__).parameters}
+    for name in sorted(set(written) - known):
+        # Without a near one it may be of the S3 client's session, which takes more.
+        for near in difflib.get_close_matches(name, known, n=1, cutoff=0.8):
+            raise ValueError(f"'storage_options' has '{name}'. Did you mean '{near}'? Correct it")
 
 
 def _unknown(protocol: str, known: list[str]) -> str:

@@ -128,6 +128,23 @@ def test_a_prefix_below_a_chunk_of_known_size_needs_no_server_to_be_refused() ->
     assert "below one chunk of 256 tokens" in problem(max_tokens=255, chunk_size=256)
 
 
+@pytest.mark.parametrize(
+    ("path", "written", "meant"),
+    [("s3://kv", "endpoint", "endpoint_url"), ("s3a://kv/x", "secrt", "secret")],
+)
+def test_a_misspelt_option_of_s3_is_told(path: str, written: str, meant: str) -> None:
+    text = problem(tiers=lower(path=path, storage_options={written: "swordfish"}))
+    assert text == (
+        f"tiers[1] {WHERE}: 'storage_options' has '{written}'. Did you mean '{meant}'? Correct it."
+    )
+
+
+def test_options_that_only_a_stores_client_knows_are_left_to_it() -> None:
+    options = {"endpoint_url": "http://h", "session_vars": {}, "client_kwargs": {}}
+    load({"tiers": lower(path="s3://kv", storage_options=options)}, {})
+    load({"tiers": lower(path="memory://kv", storage_options={"endpoint": "h"})}, {})
+
+
 # Words at the wrong level ---------------------------------------------------
 
 
