@@ -82,8 +82,11 @@ class EntryReader:
         """The tiers without problems, in order."""
         raw = self._layers.value("tiers")
         if not isinstance(raw, list | tuple) or not raw:
+            first = "cpu, " if self._why_no_cpu is None else ""
             self._refuse(
-                "tiers", raw, "it must be a list of tiers, such as [cpu, {type: fs, path: /data}]."
+                "tiers",
+                raw,
+                f"it must be a list of tiers, such as [{first}{{type: fs, path: /data}}].",
             )
             return []
         specs = {index: self._tier(index, entry) for index, entry in enumerate(raw)}

@@ -20,6 +20,7 @@ from kvtiers.policies import POLICIES, Policy, TierInfo
 from kvtiers.tiers import ALIGNMENT, Namespace, Tier
 from kvtiers.tiers.cpu import CpuTier, make_arena
 from kvtiers.tiers.hierarchy import Hierarchy
+from kvtiers.tiers.host_memory import available_bytes
 from kvtiers.tiers.lower import MakeWorkers
 from kvtiers.tiers.populate import Populator
 from kvtiers.tiers.units import Size
@@ -176,6 +177,13 @@ def _checked(params: Mapping[str, Any]) -> tuple[Settings, list[TierSpec], Polic
         settings = Settings.model_validate(rest)
     except ValidationError as error:
         problems += from_pydantic(error, Settings, layers.origin, also_known=_ENTRIES)
+    # More than there is would be taken as it is used, until the kernel ends the server.
+    if settings is not None and settings.staging > (free := available_bytes()):
+        problems.append(
+            f"staging is {format_bytes(settings.staging)}, but this host (or its cgroup) has "
+            f"{format_bytes(free)} of memory left. Set it to less than that; twice the largest "
+            "object is enough."
+        )
     if problems or settings is None or policy is None:
         raise ConfigError(problems)
     return settings, tiers, policy

@@ -40,13 +40,14 @@ def make() -> Iterator[Make]:
 @pytest.mark.parametrize(
     ("params", "says"),
     [
-        ({}, "tiers is [] (from adapter_params): it must be a list of tiers"),
+        ({}, "tiers is [] (from adapter_params): it must be a list of tiers, such as [{type: fs"),
         ({"tiers": ["cpu"]}, "LMCache's own memory (L1) is that tier"),
         ({"tiers": [{"type": "fs", "pth": "/x"}]}, "Did you mean 'path'?"),
         ({"tiers": [{"type": "fss"}]}, "Did you mean 'fs'?"),
         ({"tiers": ["fs"], "polcy": "lru"}, "Did you mean 'policy'?"),
         ({"tiers": ["fs"], "piece_size": 5000}, "it must be a multiple of 4096 bytes"),
         ({"tiers": ["fs"], "staging": "1MiB"}, "it must hold at least 16 pieces"),
+        ({"tiers": ["fs"], "staging": "100TiB"}, "staging is 100 TiB, but this host"),
         ({"tiers": [{"type": "fs", "capacity": "1KiB"}]}, "below one chunk"),
         ({"tiers": ["fs"], "policy": "lur"}, "Did you mean 'lru'?"),
     ],
