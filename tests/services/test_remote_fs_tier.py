@@ -258,7 +258,7 @@ def test_credentials_that_are_not_there_are_asked_for(server, prefix, monkeypatc
         tier.probe()
 
 
-@pytest.mark.parametrize("options", [{"sekret": "x"}, {"config_kwargs": {"no_such": 1}}])
+@pytest.mark.parametrize("options", [{"no_such": "x"}, {"config_kwargs": {"no_such": 1}}])
 def test_options_that_the_filesystem_does_not_know_are_refused(server, prefix, options):
     tier = on_s3(server, prefix, storage_options={**server.storage_options, **options})
     with pytest.raises(TierConfigError, match="Correct 'path' or 'storage_options'"):
