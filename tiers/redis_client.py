@@ -231,7 +231,7 @@ class Client:
         refusal = _refusal(error)
         if refusal:
             return MisconfiguredError(f"{text} {self._without_password(refusal)}")
-        return AwayError(f"{text} does not answer: {error}")
+        return AwayError(f"{text} does not answer: {str(error).rstrip('.')}")
 
     def _without_password(self, text: str) -> str:
         """What a server says; one that knows no AUTH repeats what came with it, cut short."""

@@ -164,7 +164,7 @@ def _why_no_redis(url: str) -> str | None:
     except TierConfigError as error:
         return f"--redis is {shown(url)}: {error}"
     start = "Start it, correct the URL, or leave it out for a server that the demo starts."
-    return f"--redis: {away.rstrip('.')}. {start}" if away else None
+    return f"--redis: {away}. {start}" if away else None
 
 
 def _writable(file: Path) -> bool:

@@ -240,6 +240,7 @@ def test_what_cannot_work_is_told_before_vllm_is_started(with_vllm, capsys, opti
     assert told.startswith(says)
     assert len(told.splitlines()) == 1
     assert "swordfish" not in told
+    assert ".." not in told
 
 
 def test_the_result_has_medians_in_the_promised_shape(tmp_path):
