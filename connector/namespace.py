@@ -50,6 +50,7 @@ _MEDIA_OPTIONS = (
     "mm_encoder_attn_dtype",
     "mm_encoder_fp8_scale_path",
     "mm_processor_kwargs",
+    "video_pruning_rate",
 )
 
 # Methods of speculation that look the drafts up in the text, so that the KV is the model's own.
@@ -93,7 +94,7 @@ def build_namespace(
         "media": _media_facts(vllm_config.model_config),
         "speculative": _speculative_facts(getattr(vllm_config, "speculative_config", None)),
         "adapters": _adapter_facts(vllm_config),
-        "cache": _cache_facts(vllm_config.cache_config, offloading),
+        "cache": _cache_facts(vllm_config, offloading),
         "groups": list(_group_facts(kv_cache_config, offloading, portable)),
         "layout": _layout_facts(offloading, portable),
         "kernel": dict(kernel or {}),
@@ -185,6 +186,8 @@ def _media_facts(model: Any) -> dict[str, Any] | None:
     """How an engine prepares images and the like: vLLM hashes what a request says of it only."""
     media = getattr(model, "multimodal_config", None)
     facts = {name: getattr(media, name, None) for name in _MEDIA_OPTIONS}
+    if facts["video_pruning_rate"]:
+        facts["video_pruning_method"] = getattr(media, "video_pruning_method", None)
     return {name: value for name, value in facts.items() if value} or None
 
 
@@ -223,12 +226,16 @@ def _speculative_facts(speculative: Any) -> dict[str, Any] | None:
     }
 
 
-def _cache_facts(cache: Any, offloading: Any) -> dict[str, Any]:
+def _cache_facts(vllm_config: Any, offloading: Any) -> dict[str, Any]:
+    cache = vllm_config.cache_config
+    attention = getattr(vllm_config, "attention_config", None)
     return {
         "block_size": cache.block_size,
         "blocks_per_chunk": offloading.cache.blocks_per_chunk,
         "tokens_per_hash": offloading.cache.tokens_per_hash,
         "dtype": cache.cache_dtype,
+        # Two of them are four bits wide, which is all that the spec says.
+        "indexer_dtype": getattr(attention, "indexer_kv_dtype", "auto"),
         "dtype_skip_layers": getattr(cache, "kv_cache_dtype_skip_layers", None),
         "mamba_dtype": getattr(cache, "mamba_cache_dtype", None),
         "mamba_ssm_dtype": getattr(cache, "mamba_ssm_cache_dtype", None),

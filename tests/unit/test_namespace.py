@@ -141,6 +141,17 @@ CHANGES = {
     "dtype of the image encoder": at(
         "config.model_config.multimodal_config", SimpleNamespace(mm_encoder_attn_dtype="fp8")
     ),
+    "pruning of videos": at(
+        "config.model_config.multimodal_config",
+        SimpleNamespace(video_pruning_rate=0.5, video_pruning_method="evs"),
+    ),
+    "another pruning of videos": at(
+        "config.model_config.multimodal_config",
+        SimpleNamespace(video_pruning_rate=0.5, video_pruning_method="other"),
+    ),
+    "dtype of a sparse indexer": at(
+        "config.attention_config", SimpleNamespace(indexer_kv_dtype="mxfp4")
+    ),
     "modules of adapters": at(
         "config.lora_config", SimpleNamespace(target_modules=["o_proj"], lora_dtype="bfloat16")
     ),
@@ -191,6 +202,11 @@ def test_every_single_fact_makes_another_namespace() -> None:
         at("config.speculative_config", drafter("ngram")),
         at("config.lora_config", SimpleNamespace(target_modules=None, lora_dtype="bfloat16")),
         at("config.model_config.multimodal_config", SimpleNamespace(mm_processor_kwargs=None)),
+        at(
+            "config.model_config.multimodal_config",
+            SimpleNamespace(video_pruning_rate=None, video_pruning_method="evs"),
+        ),
+        at("config.attention_config", SimpleNamespace(indexer_kv_dtype="auto")),
     ],
 )
 def test_what_does_not_change_the_bytes_changes_no_id(
