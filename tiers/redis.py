@@ -298,7 +298,7 @@ class RedisTier(Tier):
         also = ""
         if code in _OF_CLUSTERS:
             also = " That is how a Redis Cluster answers, which this release does not support."
-        self._log_once((doing, code), f"Could not {doing} a chunk: {error}.{also}")
+        self._log_once((doing, code), f"Could not {doing} a chunk: {str(error).rstrip('.')}.{also}")
 
     def _log_once(self, what: object, text: str) -> None:
         if what not in self._logged:

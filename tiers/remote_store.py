@@ -449,8 +449,8 @@ def _only_os_errors(clean: Callable[[str], str]) -> Iterator[None]:
     """
     try:
         yield
-    except OSError:
-        raise
+    except OSError as error:
+        raise _cleaned(error, clean) from None
     except Exception as error:  # noqa: BLE001 - clients have no base class in common
         kinds = {kind.__name__ for kind in type(error).__mro__}
         text = clean(f"{type(error).__name__}: {error}")
@@ -459,6 +459,18 @@ def _only_os_errors(clean: Callable[[str], str]) -> Iterator[None]:
         if kinds & _AWAY or isinstance(error, EOFError):
             raise ConnectionError(text) from None
         raise OSError(errno.EIO, text) from None
+
+
+def _cleaned(error: OSError, clean: Callable[[str], str]) -> OSError:
+    """The error itself, or if a store repeats in it what nobody may see, one without that."""
+    if clean(str(error)) == str(error):
+        return error
+    text = clean(error.strerror or str(error))
+    if error.errno is not None:
+        # Python's own choice of a class: the client's may take other arguments.
+        return OSError(error.errno, text)
+    kinds = (TimeoutError, ConnectionError, PermissionError, FileNotFoundError)
+    return next((kind(text) for kind in kinds if isinstance(error, kind)), OSError(text))
 
 
 def _found(info: Mapping[str, Any]) -> Found:

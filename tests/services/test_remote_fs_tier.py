@@ -8,7 +8,9 @@ import os
 import sys
 import threading
 import time
+import traceback
 from concurrent.futures import ThreadPoolExecutor
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import botocore.config
@@ -202,6 +204,49 @@ def test_no_password_in_a_url_stays_in_it(password):
     config = RemoteFsTier.Config(path=f"plain://me:{marked}@host/kv", publish="rename")
     assert config.storage_options["password"] == marked
     assert SECRET not in repr(config)
+
+
+class Repeating(BaseHTTPRequestHandler):
+    """A store that refuses everything, and repeats in its error who asked."""
+
+    protocol_version = "HTTP/1.1"
+    status = 400
+
+    def refuse(self):
+        self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        error = f"<Error><Code>BadRequest</Code><Message>you are {SECRET}</Message></Error>"
+        self.send_response(self.status)
+        self.send_header("Content-Length", str(len(error)))
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(error.encode())
+
+    do_GET = do_PUT = do_HEAD = do_DELETE = do_POST = refuse  # noqa: N815 - http.server's names
+
+    def log_message(self, *_: object) -> None:
+        """To nobody."""
+
+
+@pytest.mark.parametrize("status", [400, 403, 409])
+def test_a_store_that_repeats_a_secret_does_not_get_it_into_errors_and_logs(caplog, status):
+    handler = type("Refusing", (Repeating,), {"status": status})
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        endpoint = f"http://127.0.0.1:{server.server_port}"
+        options = {"endpoint_url": endpoint, "key": "AKIA", "secret": SECRET}
+        tier = open_remote_tier("s3://kv/x", 8, SIZE, storage_options=options)
+        keys, buffers = [ChunkKey(NAMESPACE, b"h" * 16)], [aligned_buffer(SIZE)]
+        assert tier.read(keys, buffers) == [ReadOutcome.FAILED]
+        assert tier.write(keys, buffers) == [WriteOutcome.FAILED]
+        calls = (tier.probe, lambda: tier.contains(keys), lambda: tier.remove(keys))
+        told = [caplog.text]
+        for call in (*calls, lambda: list(tier.scan())):
+            with pytest.raises((OSError, TierConfigError)) as raised:
+                call()
+            told += traceback.format_exception(raised.value)
+        server.shutdown()
+    assert "you are ***" in "".join(told)
+    assert [text for text in told if SECRET in text] == []
 
 
 @given(st.dictionaries(st.sampled_from(["secret", "client_kwargs", "x"]), st.text(min_size=4)))
