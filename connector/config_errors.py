@@ -25,6 +25,9 @@ _SAYS: Mapping[str, str] = {
 
 _CREDENTIALS = re.compile(r":.*@", re.DOTALL)
 
+# User and password of a URL within a text.
+_IN_URLS = re.compile(r"(\b\w[\w+.-]*://)[^\s'\"@]*:[^\s'\"]*@")
+
 
 class ConfigError(ValueError):
     """The configuration cannot work; the text says what to change.
@@ -35,8 +38,9 @@ class ConfigError(ValueError):
     """
 
     def __init__(self, problems: Sequence[str]) -> None:
-        super().__init__("\n\n".join(problems))
-        self.problems = tuple(problems)
+        # Whatever a text quotes, also one that a tier or policy wrote.
+        self.problems = tuple(_IN_URLS.sub(r"\1***@", problem) for problem in problems)
+        super().__init__("\n\n".join(self.problems))
 
 
 def unknown_key(path: str, known: Iterable[str], origin: str) -> str:

@@ -814,3 +814,23 @@ def test_a_capacity_beyond_all_numbers_is_refused_too() -> None:
     (cpu,) = load({"tiers": [{"type": "cpu", "capacity": 10**30}]}, {}).config.tiers
     with pytest.raises(ConfigError, match=r"tiers\[0\].capacity is .* of memory left"):
         cpu.with_bytes("tiers[0]", 4096)
+
+
+@pytest.mark.parametrize("url", ["redis://:hunter2@host:6379/0", "s3://me:hunter2@bucket/a@b"])
+@pytest.mark.parametrize(
+    "given",
+    [
+        lambda url: {"tiers": ["cpu", url]},
+        lambda url: {"tiers": url},
+        lambda url: {"policy": url},
+        lambda url: {"policy": {"type": url}},
+        lambda url: {"chunk_size": url},
+        lambda url: {"save_decode_cache": [{"len": [url]}]},
+        lambda url: {"blocking_timeout_secs": url, "remote_url": "redis://host"},
+        lambda url: {"max_tokens": {"a": [url]}},
+    ],
+)
+def test_a_password_in_a_url_at_a_wrong_place_is_not_shown(url, given):
+    with pytest.raises(ConfigError) as raised:
+        load(given(url), {})
+    assert "hunter2" not in f"{raised.value} {raised.value.problems}"
