@@ -59,5 +59,7 @@ class Keys:
     def parse(self, name: bytes) -> Found:
         """What lies under ``name``, which matches ``pattern``."""
         namespace, _, last = name.removeprefix(self._base).rpartition(b":")
-        digest = bytes.fromhex(last.decode()) if _HASH.fullmatch(last) and namespace else None
+        # An id that is no ASCII is none of ours, and its key could not be written again.
+        ours = bool(namespace) and namespace.isascii()
+        digest = bytes.fromhex(last.decode()) if ours and _HASH.fullmatch(last) else None
         return Found(namespace.decode(errors="replace"), digest, last == ABOUT)

@@ -418,6 +418,7 @@ def test_a_scan_tells_strangers_from_chunks_and_passes_over_what_others_keep(tie
     write(tier, [ChunkKey(Namespace(HERE.id, {"model": "m"}), KEYS[0].hash)])
     base = f"kvtiers:v1:{HERE.id}:"
     strangers = {f"{base}xyz", f"{base}abc", f"{base}{'ab' * 65}", "kvtiers:v1:abcd"}
+    strangers.add("kvtiers:v1:\N{LATIN SMALL LETTER E WITH ACUTE}:abcd")
     for name in strangers:
         client.set(name, "what")
     client.lpush("kvtiers:v1:list", "x")
