@@ -120,6 +120,7 @@ class Engine:
         try:
             self.llm: Any = self._start(model, blocks, transfer, options)
         except BaseException:
+            _forget_connector()
             self._restore()
             raise
         if transfer is not None:
@@ -372,6 +373,13 @@ def _answer(output: Any) -> Answer:
         output.outputs[0].finish_reason,
         tuple(known[token].logprob for token, known in positions if known is not None),
     )
+
+
+def _forget_connector() -> None:
+    """VLLM keeps the connector of a worker in this process for the next engine in it."""
+    from vllm.distributed.kv_transfer import ensure_kv_transfer_shutdown
+
+    ensure_kv_transfer_shutdown()
 
 
 def connector_config(tiers: Sequence[Mapping[str, Any]], **extra: Any) -> dict[str, Any]:
