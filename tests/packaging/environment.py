@@ -18,8 +18,10 @@ class Environment:
 
     def run(self, *command: str | Path, cwd: Path) -> str:
         """What the command prints. Fails the test if the command fails."""
-        # Without this interpreter's path: only what is installed there may be found.
-        variables = {k: v for k, v in os.environ.items() if not k.startswith("PYTHON")}
+        # Without this interpreter's path: only what is installed there may be found. And
+        # without options for pytest, which were meant for this run.
+        foreign = ("PYTHON", "PYTEST")
+        variables = {k: v for k, v in os.environ.items() if not k.startswith(foreign)}
         variables["PATH"] = f"{self.folder / 'bin'}:{variables['PATH']}"
         done = subprocess.run(command, capture_output=True, text=True, cwd=cwd, env=variables)
         assert done.returncode == 0, f"{done.stdout[-4000:]}\n{done.stderr[-4000:]}"
