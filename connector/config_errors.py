@@ -23,7 +23,9 @@ _SAYS: Mapping[str, str] = {
     "path_type": "it must be a path, in quotes",
 }
 
-_CREDENTIALS = re.compile(r":.*@", re.DOTALL)
+# Where a colon stands before an '@': all up to the last one, but for the scheme of a URL.
+# Over lines, too: a password may be broken into several.
+_CREDENTIALS = re.compile(r"\A(?=.*:.*@)(\w[\w+.-]*:/*)?.*@", re.DOTALL)
 
 # User and password of a URL within a text.
 _IN_URLS = re.compile(r"(\b\w[\w+.-]*://)[^\s'\"@]*:[^\s'\"]*@")
@@ -153,9 +155,7 @@ def shown(value: object) -> str:
 
 def without_credentials(text: str) -> str:
     """A text in which what looks like the user and password of a URL is replaced by stars."""
-    return (
-        re.sub(r"^(\w[\w+.-]*:/*)?.*:?.*@", r"\1***@", text) if _CREDENTIALS.search(text) else text
-    )
+    return _CREDENTIALS.sub(r"\1***@", text)
 
 
 def _dotted(prefix: str, loc: Sequence[int | str]) -> str:

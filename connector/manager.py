@@ -300,9 +300,10 @@ class TieredOffloadingManager(OffloadingManager):  # type: ignore[misc]  # vLLM 
             slots: the bad ones, none given for all of the job's.
 
         """
-        known = _keys_of(req_context)
-        stores = self.hierarchy.slots_of_stores(known.inner(key) for key in keys)
-        self.hierarchy.spoil(slots or stores)
+        if not slots:
+            known = _keys_of(req_context)
+            slots = self.hierarchy.slots_of_stores(known.inner(key) for key in keys)
+        self.hierarchy.spoil(slots)
 
     def distrust_load(self, request_id: str) -> None:
         """A worker could not copy a load: vLLM recomputes, and must not load it again."""

@@ -17,13 +17,12 @@ method is treated as ``FAILED`` for the chunks of that call.
 from __future__ import annotations
 
 import enum
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from kvtiers.tiers.units import Share
+from kvtiers.tiers.units import Share, read_seconds
 from pydantic import BaseModel, ConfigDict, field_validator
 
 # Payload buffers start on this boundary and their length is a multiple of it, so
@@ -162,9 +161,7 @@ class TierConfig(BaseModel):
     @field_validator("deadline", mode="before")
     @classmethod
     def _finite(cls, value: object) -> object:
-        if type(value) in (int, float) and 0 < value < math.inf:  # type: ignore[operator]
-            return value
-        raise ValueError("it must be a number of seconds above 0, without a unit, such as 5")
+        return read_seconds(value, "5")
 
     @field_validator("threads", mode="before")
     @classmethod

@@ -7,13 +7,13 @@ import errno
 import logging
 import os
 import stat
-import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 from kvtiers.tiers import format as chunk_format
+from kvtiers.tiers.at_rest import AtRestTier, check_capacity
 from kvtiers.tiers.base import (
     ALIGNMENT,
     ChunkKey,
@@ -25,7 +25,6 @@ from kvtiers.tiers.base import (
     Usage,
     WriteOutcome,
 )
-from kvtiers.tiers.buffers import aligned_buffer
 from kvtiers.tiers.direct_io import opened, transfer_in, transfer_out
 from kvtiers.tiers.fs_layout import (
     Layout,
@@ -40,7 +39,6 @@ from kvtiers.tiers.fs_namespace import LocalFacts, NamespaceBook
 from kvtiers.tiers.fs_quarantine import Stuck, set_aside
 from kvtiers.tiers.fs_root import (
     check_block_size,
-    check_capacity,
     choose_direct,
     default_root,
     local_path,
@@ -75,7 +73,7 @@ _UNREADABLE = frozenset({errno.EIO, errno.EBADMSG})
 _STAMP_STEP_NS = 1_000_000
 
 
-class FsTier(Tier):
+class FsTier(AtRestTier):
     """Chunks as files under ``path``; see ``fs_layout`` for where, ``format`` for what.
 
     A chunk is written to a temporary file and renamed, so a reader sees all of it
@@ -183,15 +181,12 @@ class FsTier(Tier):
 
     def __init__(self, config: Config, payload_bytes: int) -> None:
         super().__init__(config, payload_bytes)
-        if payload_bytes <= 0 or payload_bytes % ALIGNMENT:
-            raise ValueError(f"payload_bytes must be a multiple of {ALIGNMENT}: {payload_bytes}")
         check_block_size(config.block_size, payload_bytes)
-        # What must be there for a chunk to be whole, and what a file takes with its padding.
-        self._whole_bytes = payload_bytes + chunk_format.METADATA_BYTES
+        # What a file takes with its padding.
         self._file_bytes = padded(self._whole_bytes, config.block_size)
         # Also of files that were written with another block size.
         self._sizes = sizes_of_files(self._whole_bytes, MAX_BLOCK_SIZE)
-        check_capacity(config.capacity, self._file_bytes)
+        check_capacity("filesystem", config.capacity, self._file_bytes)
         self._layout = Layout(config.path)
         prepare_root(config.path, self._layout.base, self._file_bytes)
         self._direct = choose_direct(config.direct, self._layout.base)
@@ -199,8 +194,6 @@ class FsTier(Tier):
         self._ledger = Ledger(config.capacity)
         self._namespaces = NamespaceBook(LocalFacts(self._layout))
         self._stuck = Stuck()
-        self._scratch = threading.local()
-        self._logged: set[object] = set()
 
     def contains(self, keys: Sequence[ChunkKey]) -> list[bool]:
         """See ``Tier.contains``. One ``access`` a key: cheaper than ``stat``."""
@@ -275,12 +268,8 @@ class FsTier(Tier):
         self, descriptor: int, key: ChunkKey, payload: memoryview
     ) -> chunk_format.Defect | None:
         tail = self._tail_buffer()
-        if transfer_in(descriptor, payload, tail, self._buffer) < self._whole_bytes:
-            return chunk_format.Defect.TRUNCATED
-        found = chunk_format.unpack(tail)
-        if isinstance(found, chunk_format.Defect):
-            return found
-        return chunk_format.verify(found, key, payload)
+        nbytes = transfer_in(descriptor, payload, tail, self._buffer)
+        return self._defect(nbytes, tail, key, payload)
 
     def _not_read(self, place: Place, error: OSError) -> ReadOutcome:
         if error.errno in _GONE:
@@ -480,20 +469,8 @@ class FsTier(Tier):
             self._log_error("look up", error)
             return False
 
-    def _tail_buffer(self) -> memoryview:
-        """For metadata and padding. One per thread, kept: making one costs more than using it."""
-        buffer: memoryview | None = getattr(self._scratch, "tail", None)
-        if buffer is None:
-            buffer = self._scratch.tail = aligned_buffer(self._file_bytes - self.payload_bytes)
-        return buffer
-
     def _log_error(self, doing: str, error: OSError) -> None:
         self._log_once((doing, error.errno), f"Could not {doing} a chunk: {error}")
-
-    def _log_once(self, what: object, text: str) -> None:
-        if what not in self._logged:
-            self._logged.add(what)
-            logger.warning("%s Further cases are counted, not logged.", text)
 
 
 def _stamps(keys: Sequence[ChunkKey]) -> list[int]:

@@ -52,16 +52,6 @@ def local_path(value: object) -> object:
     return without_local_scheme(value) if isinstance(value, str) else value
 
 
-def check_capacity(capacity: int | None, chunk_bytes: int) -> None:
-    """Raise TierConfigError if not one chunk fits."""
-    if capacity is not None and capacity < chunk_bytes:
-        raise TierConfigError(
-            f"The filesystem tier's 'capacity' of {capacity} bytes is less than one chunk "
-            f"takes, which is {chunk_bytes} bytes with its metadata. Give it room for many "
-            f"chunks, or leave the tier out."
-        )
-
-
 def check_block_size(block_size: int, payload_bytes: int) -> None:
     """Raise TierConfigError if a file would be more padding than KV."""
     if block_size > payload_bytes:

@@ -2,43 +2,37 @@
 
 from __future__ import annotations
 
-import logging
-import threading
 import time
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, ClassVar
 
 from kvtiers.tiers import format as chunk_format
+from kvtiers.tiers.at_rest import AtRestTier, check_capacity
 from kvtiers.tiers.base import (
-    ALIGNMENT,
     ChunkKey,
     Entry,
     ReadOutcome,
-    Tier,
     TierConfigError,
     Usage,
     WriteOutcome,
 )
-from kvtiers.tiers.buffers import aligned_buffer
 from kvtiers.tiers.named_ledger import Ledger
 from kvtiers.tiers.redis_about import AboutBook
 from kvtiers.tiers.redis_config import RedisConfig
 from kvtiers.tiers.redis_keys import Keys
 from kvtiers.tiers.redis_protocol import MisconfiguredError, Reply, ReplyError, pack_around
 from kvtiers.tiers.redis_scan import Scanner
-from kvtiers.tiers.redis_start import check_capacity, greet, make_client, tls_context
+from kvtiers.tiers.redis_start import greet, make_client, tls_context
 
 if TYPE_CHECKING:
     from kvtiers.tiers.redis_client import Session
-
-logger = logging.getLogger(__name__)
 
 _FULL = "OOM"
 _OTHER_TYPE = "WRONGTYPE"
 _OF_CLUSTERS = frozenset({"MOVED", "ASK", "CROSSSLOT", "CLUSTERDOWN", "TRYAGAIN"})
 
 
-class RedisTier(Tier):
+class RedisTier(AtRestTier):
     """Chunks as values below ``key_prefix``; see ``redis_keys`` for where.
 
     A value is a chunk as ``format`` lays it out, verified on every read; a damaged one
@@ -72,10 +66,7 @@ class RedisTier(Tier):
 
     def __init__(self, config: RedisConfig, payload_bytes: int) -> None:
         super().__init__(config, payload_bytes)
-        if payload_bytes <= 0 or payload_bytes % ALIGNMENT:
-            raise ValueError(f"payload_bytes must be a multiple of {ALIGNMENT}: {payload_bytes}")
-        self._chunk_bytes = payload_bytes + chunk_format.METADATA_BYTES
-        check_capacity(config.capacity, self._chunk_bytes)
+        check_capacity("redis", config.capacity, self.chunk_bytes)
         tls_context(config)
         self._keys = Keys(config.key_prefix)
         self._lasting = () if config.ttl is None else (b"EX", b"%d" % config.ttl)
@@ -83,15 +74,8 @@ class RedisTier(Tier):
         self._ledger = Ledger(config.capacity)
         self._book = AboutBook(self._keys, self._lasting)
         self._scanner = Scanner(
-            self._client, self._keys, self._ledger, self._book, self._chunk_bytes
+            self._client, self._keys, self._ledger, self._book, self.chunk_bytes
         )
-        self._scratch = threading.local()
-        self._logged: set[object] = set()
-
-    @property
-    def chunk_bytes(self) -> int:
-        """See ``Tier.chunk_bytes``: with metadata."""
-        return self._chunk_bytes
 
     def probe(self) -> str | None:
         """See ``Tier.probe``. Takes ``deadline`` and ``connect_timeout`` at most.
@@ -195,7 +179,7 @@ class RedisTier(Tier):
     # One chunk --------------------------------------------------------------------
 
     def _read(self, session: Session, key: ChunkKey, payload: memoryview) -> ReadOutcome:
-        name, metadata = self._keys.chunk(key), self._metadata_buffer()
+        name, metadata = self._keys.chunk(key), self._tail_buffer()
         try:
             if not self._book.accepts(session, key.namespace):
                 return ReadOutcome.MISS
@@ -209,17 +193,6 @@ class RedisTier(Tier):
             return ReadOutcome.MISS
         defect = self._defect(nbytes, metadata, key, payload)
         return self._corrupt(session, name, defect.value) if defect else ReadOutcome.HIT
-
-    def _defect(
-        self, nbytes: int, metadata: memoryview, key: ChunkKey, payload: memoryview
-    ) -> chunk_format.Defect | None:
-        if nbytes != self._chunk_bytes:
-            short = nbytes < self._chunk_bytes
-            return chunk_format.Defect.TRUNCATED if short else chunk_format.Defect.WRONG_LENGTH
-        found = chunk_format.unpack(metadata)
-        if isinstance(found, chunk_format.Defect):
-            return found
-        return chunk_format.verify(found, key, payload)
 
     def _corrupt(self, session: Session, name: bytes, why: str) -> ReadOutcome:
         """Delete a value that is not what it claims to be, so that it can be stored anew."""
@@ -239,17 +212,17 @@ class RedisTier(Tier):
     def _store(
         self, session: Session, name: bytes, key: ChunkKey, payload: memoryview
     ) -> WriteOutcome:
-        if not self._ledger.reserve(self._chunk_bytes):
+        if not self._ledger.reserve(self.chunk_bytes):
             return WriteOutcome.REFUSED
-        reserved = self._chunk_bytes
+        reserved = self.chunk_bytes
         try:
-            metadata = self._metadata_buffer()
+            metadata = self._tail_buffer()
             chunk_format.pack(key, payload, time.time(), metadata)
-            head, tail = pack_around((b"SET", name), self._chunk_bytes, (b"NX", *self._lasting))
+            head, tail = pack_around((b"SET", name), self.chunk_bytes, (b"NX", *self._lasting))
             session.send([head, payload, metadata, tail], answers=1)
             if self._checked(session.reply()) is None:
                 return WriteOutcome.EXISTS
-            self._ledger.present(name, self._chunk_bytes, reserved=reserved)
+            self._ledger.present(name, self.chunk_bytes, reserved=reserved)
             reserved = 0
             return WriteOutcome.STORED
         finally:
@@ -286,21 +259,9 @@ class RedisTier(Tier):
             raise reply
         return reply
 
-    def _metadata_buffer(self) -> memoryview:
-        """One per thread, kept."""
-        buffer: memoryview | None = getattr(self._scratch, "metadata", None)
-        if buffer is None:
-            buffer = self._scratch.metadata = aligned_buffer(chunk_format.METADATA_BYTES)
-        return buffer
-
     def _log_error(self, doing: str, error: Exception) -> None:
         code = error.code if isinstance(error, ReplyError) else type(error).__name__
         also = ""
         if code in _OF_CLUSTERS:
             also = " That is how a Redis Cluster answers, which this release does not support."
         self._log_once((doing, code), f"Could not {doing} a chunk: {str(error).rstrip('.')}.{also}")
-
-    def _log_once(self, what: object, text: str) -> None:
-        if what not in self._logged:
-            self._logged.add(what)
-            logger.warning("%s Further cases are counted, not logged.", text)

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 from typing import Annotated, Any
 
 from kvtiers.tiers.base import MAX_THREADS, TierConfig
 from kvtiers.tiers.redis_url import Address, parse, separated
+from kvtiers.tiers.units import seconds
 from pydantic import (
     AfterValidator,
     BeforeValidator,
     ConfigDict,
     SecretStr,
+    StrictBool,
     field_validator,
     model_validator,
 )
@@ -86,13 +87,13 @@ class RedisConfig(TierConfig):
     ssl_ca_certs: PemFile | None = None
     ssl_certfile: PemFile | None = None
     ssl_keyfile: PemFile | None = None
-    ssl_check_hostname: bool = True
+    ssl_check_hostname: StrictBool = True
     ttl: int | None = None
     key_prefix: str = "kvtiers:"
     pool_size: int | None = None
     capacity: int | None = None
-    connect_timeout: float = 1.0
-    required: bool = False
+    connect_timeout: Annotated[float, seconds("1")] = 1.0
+    required: StrictBool = False
 
     @model_validator(mode="before")
     @classmethod
@@ -129,20 +130,6 @@ class RedisConfig(TierConfig):
         if value is None or (type(value) is int and 0 < value <= 4 * MAX_THREADS):
             return value
         raise ValueError(f"it must be a whole number from 1 to {4 * MAX_THREADS}")
-
-    @field_validator("connect_timeout", mode="before")
-    @classmethod
-    def _waiting(cls, value: object) -> object:
-        if type(value) in (int, float) and 0 < value < math.inf:  # type: ignore[operator]
-            return value
-        raise ValueError("it must be a number of seconds above 0, without a unit, such as 1")
-
-    @field_validator("ssl_check_hostname", "required", mode="before")
-    @classmethod
-    def _yes_or_no(cls, value: object) -> object:
-        if type(value) is bool:
-            return value
-        raise ValueError("it must be true or false")
 
     @model_validator(mode="after")
     def _fits_together(self) -> RedisConfig:

@@ -35,16 +35,6 @@ def make_client(config: RedisConfig) -> Client:
     return Client(config)
 
 
-def check_capacity(capacity: int | None, chunk_bytes: int) -> None:
-    """Raise TierConfigError if not one chunk fits."""
-    if capacity is not None and capacity < chunk_bytes:
-        raise TierConfigError(
-            f"The redis tier's 'capacity' of {capacity} bytes is less than one chunk takes, "
-            f"which is {chunk_bytes} bytes with its metadata. Give it room for many chunks, or "
-            "leave the tier out."
-        )
-
-
 def tls_context(config: RedisConfig) -> ssl.SSLContext:
     """What the files for TLS say. Raises TierConfigError if one can't be used."""
     context = ssl.create_default_context()

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import copy
-import math
 import re
 from collections.abc import Iterator, Mapping
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from kvtiers.tiers.base import TierConfig
 from kvtiers.tiers.remote_dialects import dialect_of
@@ -16,7 +15,8 @@ from kvtiers.tiers.remote_url import (
     protocol_of,
     without_password,
 )
-from pydantic import ConfigDict, field_validator, model_validator
+from kvtiers.tiers.units import seconds
+from pydantic import ConfigDict, StrictBool, field_validator, model_validator
 
 # What other programs call our options, for who types it by habit.
 _CALLED_HERE = {
@@ -111,9 +111,9 @@ class RemoteFsConfig(TierConfig):
     storage_options: StorageOptions = StorageOptions({})
     # As much as of a local disk. Some bound there must be: a bucket has none, and costs.
     capacity: int | None = 100 << 30
-    timeout: float = 10.0
+    timeout: Annotated[float, seconds("10")] = 10.0
     publish: Literal["auto", "put", "rename"] = "auto"
-    required: bool = False
+    required: StrictBool = False
 
     @model_validator(mode="before")
     @classmethod
@@ -146,20 +146,6 @@ class RemoteFsConfig(TierConfig):
     def _names_options_of_the_store(self) -> Self:
         check_option_names(self.path, self.storage_options)
         return self
-
-    @field_validator("timeout", mode="before")
-    @classmethod
-    def _waiting(cls, value: object) -> object:
-        if type(value) in (int, float) and 0 < value < math.inf:  # type: ignore[operator]
-            return value
-        raise ValueError("it must be a number of seconds above 0, without a unit, such as 10")
-
-    @field_validator("required", mode="before")
-    @classmethod
-    def _yes_or_no(cls, value: object) -> object:
-        if type(value) is bool:
-            return value
-        raise ValueError("it must be true or false")
 
 
 def _refuse_habits(key: str) -> None:

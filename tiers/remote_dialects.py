@@ -29,8 +29,6 @@ class Dialect:
 
     Attributes:
         publish: how a file comes to be seen as a whole.
-        flat: folders are only parts of names, and everything below one can be listed
-            page by page in one go.
         most_bytes: of a file, None without limit.
         put_options: of fsspec's ``pipe_file``.
         shared_files: opening a file gives all readers the same one, with one position.
@@ -39,7 +37,6 @@ class Dialect:
     """
 
     publish: Publish
-    flat: bool = False
     most_bytes: int | None = None
     put_options: Mapping[str, Any] = field(default_factory=dict)
     shared_files: bool = False
@@ -49,10 +46,8 @@ class Dialect:
 # One PUT, however large: it is atomic and leaves nothing behind when the writer is
 # killed. An upload in parts would leave those, invisible and billed.
 _S3_MOST = 5 << 30
-_S3 = Dialect(
-    Publish.PUT, flat=True, most_bytes=_S3_MOST, put_options={"chunksize": _S3_MOST}, serial=False
-)
-_OBJECTS = Dialect(Publish.PUT, flat=True, serial=False)
+_S3 = Dialect(Publish.PUT, most_bytes=_S3_MOST, put_options={"chunksize": _S3_MOST}, serial=False)
+_OBJECTS = Dialect(Publish.PUT, serial=False)
 _FILES = Dialect(Publish.RENAME)
 
 _DIALECTS: Mapping[str, Dialect] = {

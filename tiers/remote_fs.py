@@ -15,27 +15,22 @@ It keeps the layout and format of ``fs``, and what it promises. What differs, an
 from __future__ import annotations
 
 import errno
-import logging
-import threading
 import time
 from collections.abc import Iterator, Sequence
 from typing import ClassVar
 
 from kvtiers.tiers import format as chunk_format
+from kvtiers.tiers.at_rest import AtRestTier, check_capacity
 from kvtiers.tiers.base import (
-    ALIGNMENT,
     ChunkKey,
     Entry,
     ReadOutcome,
-    Tier,
     TierConfigError,
     Usage,
     WriteOutcome,
 )
-from kvtiers.tiers.buffers import aligned_buffer
 from kvtiers.tiers.fs_namespace import MOST_BYTES, NamespaceBook
 from kvtiers.tiers.fs_quarantine import Stuck
-from kvtiers.tiers.fs_root import check_capacity
 from kvtiers.tiers.named_ledger import Ledger
 from kvtiers.tiers.remote_config import RemoteFsConfig
 from kvtiers.tiers.remote_layout import RemoteLayout, name_of
@@ -44,12 +39,10 @@ from kvtiers.tiers.remote_open import AwayError, open_store, try_out
 from kvtiers.tiers.remote_scan import Scanner
 from kvtiers.tiers.remote_store import Store
 
-logger = logging.getLogger(__name__)
-
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 
 
-class RemoteFsTier(Tier):
+class RemoteFsTier(AtRestTier):
     """Chunks as objects or files below a URL; made by ``FsTier.variant``.
 
     A chunk is seen when all of it is there: see ``remote_dialects``. Every read is
@@ -75,18 +68,13 @@ class RemoteFsTier(Tier):
 
     def __init__(self, config: RemoteFsConfig, payload_bytes: int) -> None:
         super().__init__(config, payload_bytes)
-        if payload_bytes <= 0 or payload_bytes % ALIGNMENT:
-            raise ValueError(f"payload_bytes must be a multiple of {ALIGNMENT}: {payload_bytes}")
-        self._object_bytes = payload_bytes + chunk_format.METADATA_BYTES
-        check_capacity(config.capacity, self._object_bytes)
-        self._store, root = open_store(config, self._object_bytes)
+        check_capacity("filesystem", config.capacity, self.chunk_bytes)
+        self._store, root = open_store(config, self.chunk_bytes)
         self._layout = RemoteLayout(root)
         self._lookup = Lookup(self._store, self._layout, payload_bytes)
         self._ledger = Ledger(config.capacity)
         self._namespaces = NamespaceBook(_RemoteFacts(self._store, self._layout))
         self._stuck = Stuck()
-        self._scratch = threading.local()
-        self._logged: set[object] = set()
 
     def probe(self) -> str | None:
         """See ``Tier.probe``. Writes, lists, reads and removes a small file."""
@@ -101,11 +89,6 @@ class RemoteFsTier(Tier):
                 ) from error
             return str(error)
         return None
-
-    @property
-    def chunk_bytes(self) -> int:
-        """See ``Tier.chunk_bytes``: with metadata."""
-        return self._object_bytes
 
     def contains(self, keys: Sequence[ChunkKey]) -> list[bool]:
         """See ``Tier.contains``. As many requests at once as there are connections."""
@@ -158,27 +141,20 @@ class RemoteFsTier(Tier):
         try:
             if not self._namespaces.accepts(key.namespace):
                 return ReadOutcome.MISS
-            read = self._store.read_into(path, [payload, self._metadata_buffer()])
+            tail = self._tail_buffer()
+            read = self._store.read_into(path, [payload, tail])
         except OSError as error:
             self._log_error("read", error)
             return ReadOutcome.FAILED
         if read is None:
             return ReadOutcome.MISS
-        defect = self._defect(read, key, payload)
+        defect = self._defect(read, tail, key, payload)
         if defect is None:
             self._stuck.discard(path)
             return ReadOutcome.HIT
         self._log_once(defect, f"{path}: {defect.value}. It counts as a miss, and is removed.")
         self._remove_damaged(key)
         return ReadOutcome.CORRUPT
-
-    def _defect(self, read: int, key: ChunkKey, payload: memoryview) -> chunk_format.Defect | None:
-        if read < self._object_bytes:
-            return chunk_format.Defect.TRUNCATED
-        found = chunk_format.unpack(self._metadata_buffer())
-        if isinstance(found, chunk_format.Defect):
-            return found
-        return chunk_format.verify(found, key, payload)
 
     def _remove_damaged(self, key: ChunkKey) -> None:
         """Or remember it, if that fails, so that a write replaces it.
@@ -208,17 +184,17 @@ class RemoteFsTier(Tier):
 
     def _store_chunk(self, key: ChunkKey, payload: memoryview) -> WriteOutcome:
         path = self._path(key)
-        if not self._ledger.reserve(self._object_bytes):
+        if not self._ledger.reserve(self.chunk_bytes):
             return WriteOutcome.REFUSED
-        reserved = self._object_bytes
+        reserved = self.chunk_bytes
         try:
-            metadata = self._metadata_buffer()
+            metadata = self._tail_buffer()
             chunk_format.pack(key, payload, time.time(), metadata)
             # Bytes of our own: a request that timed out may still be reading them.
             content = b"".join((payload, metadata))
             self._store.publish(path, self._layout.temporary_for(path), content)
             self._stuck.discard(path)
-            self._ledger.present(name_of(key), self._object_bytes, reserved=reserved)
+            self._ledger.present(name_of(key), self.chunk_bytes, reserved=reserved)
             reserved = 0
             return WriteOutcome.STORED
         finally:
@@ -233,21 +209,9 @@ class RemoteFsTier(Tier):
         """How long to wait for another thread's request about the same chunk."""
         return time.monotonic() + 2 * self.config.timeout
 
-    def _metadata_buffer(self) -> memoryview:
-        """One per thread, kept."""
-        buffer: memoryview | None = getattr(self._scratch, "metadata", None)
-        if buffer is None:
-            buffer = self._scratch.metadata = aligned_buffer(chunk_format.METADATA_BYTES)
-        return buffer
-
     def _log_error(self, doing: str, error: OSError) -> None:
         text = self.config.storage_options.without_secrets(str(error))
         self._log_once((doing, type(error), error.errno), f"Could not {doing} a chunk: {text}.")
-
-    def _log_once(self, what: object, text: str) -> None:
-        if what not in self._logged:
-            self._logged.add(what)
-            logger.warning("%s Further cases are counted, not logged.", text)
 
 
 class _RemoteFacts:

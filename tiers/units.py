@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from typing import Annotated, Literal
 
@@ -56,6 +57,18 @@ def _size_or_auto(value: object) -> int | str:
         return _size(value)
     except ValueError as error:
         raise ValueError(f"{error}, or 'auto'") from None
+
+
+def read_seconds(value: object, such_as: str) -> int | float:
+    """A number of seconds above 0, and finite. Raises ValueError with an example otherwise."""
+    if isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < math.inf:
+        return value
+    raise ValueError(f"it must be a number of seconds above 0, without a unit, such as {such_as}")
+
+
+def seconds(such_as: str) -> BeforeValidator:
+    """The same, for a field."""
+    return BeforeValidator(lambda value: read_seconds(value, such_as))
 
 
 Share = Annotated[float, BeforeValidator(_share)]

@@ -536,16 +536,16 @@ def test_two_engines_store_a_chunk_once(server, open_tier):
 
 def test_a_chunk_that_another_engine_stores_meanwhile_stays_as_it_is(server, open_tier):
     first, second = open_tier(server), open_tier(server)
-    metadata = second._metadata_buffer
+    metadata = second._tail_buffer
 
     def late():
         """Between the question whether the chunk is there and its store."""
         assert write(first, KEYS[:1]) == [WriteOutcome.STORED]
         return metadata()
 
-    second._metadata_buffer = late
+    second._tail_buffer = late
     assert second.write(KEYS[:1], [filled(second, KEYS[1])]) == [WriteOutcome.EXISTS]
-    second._metadata_buffer = metadata
+    second._tail_buffer = metadata
     assert read(second, KEYS[:1]) == [HIT], "with the first one's bytes"
     assert (first.usage().chunks, second.usage().chunks) == (1, 0)
 

@@ -5,6 +5,7 @@ import textwrap
 from pathlib import Path
 
 import pytest
+from config_kit import installed_tier, problem, problems
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from kvtiers.connector.config import Config, load, resolve_blocks_per_chunk, values
@@ -15,17 +16,6 @@ from kvtiers.tiers.host_memory import available_bytes
 from pydantic import ValidationError
 
 MIB = 1 << 20
-
-
-def problems(extra, environ=None) -> tuple[str, ...]:
-    with pytest.raises(ConfigError) as raised:
-        load(extra, environ or {})
-    return raised.value.problems
-
-
-def problem(extra, environ=None) -> str:
-    (only,) = problems(extra, environ)
-    return only
 
 
 @pytest.fixture
@@ -40,29 +30,9 @@ def yaml_file(tmp_path):
 
 @pytest.fixture
 def third_party(tmp_path, monkeypatch):
-    """A tier of another package, installed the way packages are."""
-    (tmp_path / "acme_tier.py").write_text(
-        textwrap.dedent("""
-            from kvtiers.policies.registry import Registry
-            from kvtiers.tiers import Tier, TierConfig
-            from pydantic import Field
-
-            class AcmeTier(Tier):
-                class Config(TierConfig):
-                    type: str = "acme"
-                    path: str | None = None
-                    capacity: int = Field(default=7 * 2**20, ge=2**20)
-                contains = read = write = remove = scan = usage = None
-        """)
-    )
-    info = tmp_path / "acme-1.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: acme\nVersion: 1\n")
-    (info / "entry_points.txt").write_text("[kvtiers.tiers]\nacme = acme_tier:AcmeTier\n")
-    monkeypatch.syspath_prepend(str(tmp_path))
-    TIERS.__dict__.pop("_points", None)
-    yield "acme"
-    TIERS.__dict__.pop("_points", None)
+    options = "path: str | None = None\ncapacity: int = Field(default=7 * 2**20, ge=2**20)"
+    with installed_tier(tmp_path, monkeypatch, options) as name:
+        yield name
 
 
 # Defaults and sources -------------------------------------------------------

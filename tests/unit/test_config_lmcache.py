@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from config_kit import problem, problems
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from kvtiers.connector import config_lmcache_words as words
@@ -30,17 +31,6 @@ def lmcache_file(tmp_path):
         return str(path)
 
     return write
-
-
-def problems(extra, environ=None) -> tuple[str, ...]:
-    with pytest.raises(ConfigError) as raised:
-        load(extra, environ or {})
-    return raised.value.problems
-
-
-def problem(extra, environ=None) -> str:
-    (only,) = problems(extra, environ)
-    return only
 
 
 def entries(loaded: Loaded) -> list[dict]:

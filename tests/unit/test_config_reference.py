@@ -1,11 +1,11 @@
 """The reference is what the code says, all of it, and the page in docs/ is the reference."""
 
 import difflib
-import textwrap
 from pathlib import Path
 from typing import Literal
 
 import pytest
+from config_kit import installed_tier
 from kvtiers.connector.config_settings import Settings
 from kvtiers.tiers import TIERS, TierConfig
 from kvtiers.tools import cli
@@ -132,25 +132,9 @@ def test_a_description_is_the_fields_or_the_docstrings():
 
 
 def test_tiers_of_other_packages_are_not_in_the_page(tmp_path, monkeypatch):
-    (tmp_path / "acme_tier.py").write_text(
-        textwrap.dedent("""
-            from kvtiers.tiers import Tier
-
-            class AcmeTier(Tier):
-                contains = read = write = remove = scan = usage = None
-        """)
-    )
-    info = tmp_path / "acme-1.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: acme\nVersion: 1\n")
-    (info / "entry_points.txt").write_text("[kvtiers.tiers]\nacme = acme_tier:AcmeTier\n")
-    monkeypatch.syspath_prepend(str(tmp_path))
-    TIERS.__dict__.pop("_points", None)
-    try:
-        assert "acme" in TIERS.names()
-        assert "acme" not in reference()
-    finally:
-        TIERS.__dict__.pop("_points", None)
+    with installed_tier(tmp_path, monkeypatch) as name:
+        assert name in TIERS.names()
+        assert name not in reference()
 
 
 def test_every_setting_has_its_variable():

@@ -19,6 +19,7 @@ SLIPS = {
     "a URL for a type": "tiers: [cpu, {type: 'redis://me:swordfish@host'}]",
     "several URLs": "tiers: [cpu, {type: redis, url: ['redis://me:swordfish@host']}]",
     "half a URL": "tiers: [cpu, {type: fs, path: 's3:/me:swordfish@bucket'}]",
+    "half a URL over two lines": 'tiers: "redis:me\\n:swordfish@host"',
     "half a Redis URL": "tiers: [cpu, {type: redis, url: 'redis:me:swordfish@host'}]",
     "a path of two": 'tiers: [cpu, {type: fs, path: "/me:swordfish@host\\0"}]',
     "an option as a mapping": "tiers: [cpu, {type: redis, deadline: {password: swordfish}}]",
