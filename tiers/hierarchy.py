@@ -14,8 +14,10 @@ What holds at all times (checked by tests/unit/test_hierarchy_machine.py):
 - a pinned slot is never evicted;
 - every op that was submitted comes back once, and takes its pins with it.
 
-The parts: ``residency`` (what is where), ``promotion`` (up), ``spill`` (down),
-``eviction`` (out), ``copies`` (the engine's own). This module is what an engine calls.
+The parts: ``residency`` (what is where), ``lookups`` (who waits for what), ``promotion``
+(up), ``ahead`` (up before anybody's turn), ``spill`` (down), ``eviction`` (out),
+``copies`` (the engine's own), ``health`` (what a call says of its tier). This module is
+what an engine calls.
 """
 
 from __future__ import annotations
@@ -35,6 +37,7 @@ from kvtiers.tiers.cpu import CpuTier
 from kvtiers.tiers.directory import Chunk, State, runs_of
 from kvtiers.tiers.eviction import Eviction
 from kvtiers.tiers.health import Health
+from kvtiers.tiers.lookups import Lookups
 from kvtiers.tiers.lower import LowerTier, MakeWorkers
 from kvtiers.tiers.promotion import Promotion
 from kvtiers.tiers.requests import Lookup, RequestState
@@ -106,7 +109,6 @@ class Hierarchy:
         for tier in self._lower:
             tier.read_only = not stores
         patience = max((tier.deadline for tier in self._lower), default=_DEFAULT_PATIENCE)
-        self._patience = patience
         infos = [TierInfo(CPU, cpu.arena.nbytes)]
         infos += [
             TierInfo(
@@ -128,6 +130,9 @@ class Hierarchy:
         self._health = Health(self._residency.chunk_bytes, clock)
         self._requests: dict[str, RequestState] = {}
         self._ahead = Ahead(self._residency, self._promotion, self.policy, window)
+        self._lookups = Lookups(
+            self._residency, self._promotion, self._ahead, self._requests, patience
+        )
         self._chores_due = 0.0
         for tier in self._lower:
             self._begin(tier, (away or {}).get(tier.name))
@@ -207,8 +212,8 @@ class Hierarchy:
         self.policy.on_request(facts)
         for run in ask:
             self._residency.learn(run)
-        self._ask(request, [key for run in ask for key in run.chunks])
-        self._plan(request)
+        self._lookups.ask(request, [key for run in ask for key in run.chunks])
+        self._lookups.plan(request)
         self._ahead.prefetch(facts)
 
     def waits(self, request_id: str) -> bool:
@@ -223,11 +228,11 @@ class Hierarchy:
         request = self._requests.get(request_id)
         if request is None or request.expired:
             return False
-        self._consider(request)
+        self._lookups.consider(request)
         if not (request.unanswered or request.awaited or self._promotion.wanted_by(request)):
             return False
-        if self._out_of_time(request):
-            self._expire(request)
+        if self._lookups.out_of_time(request):
+            self._lookups.expire(request)
             return False
         return True
 
@@ -242,7 +247,7 @@ class Hierarchy:
             return Lookup.HIT if ready else Lookup.MISS
         if request.no_loads:
             return Lookup.MISS
-        self._consider(request)
+        self._lookups.consider(request)
         if ready:
             # Should others of its prefix have to be read, it is held with them.
             request.wanted[key] = None
@@ -252,8 +257,8 @@ class Hierarchy:
         answer = self._pending_answer(request, key, chunk)
         if answer is Lookup.MISS:
             request.give_up((key,))
-        elif self._out_of_time(request):
-            self._expire(request)
+        elif self._lookups.out_of_time(request):
+            self._lookups.expire(request)
             return Lookup.MISS
         return answer
 
@@ -262,7 +267,7 @@ class Hierarchy:
             self._promotion.want(request, key)
             return Lookup.PENDING
         if key not in request.asked:
-            self._ask(request, (key,))
+            self._lookups.ask(request, (key,))
         return Lookup.UNKNOWN if key in request.unanswered else Lookup.MISS
 
     def load(self, request_id: str, keys: Sequence[bytes]) -> list[int]:
@@ -346,7 +351,7 @@ class Hierarchy:
         request = self._requests.get(request_id)
         if request is not None:
             request.no_loads = True
-            self._expire(request)
+            self._lookups.expire(request)
 
     def end(self, request_id: str) -> None:
         """The request finished or was aborted. Its copies may still be under way."""
@@ -364,7 +369,7 @@ class Hierarchy:
         For an engine that wants to know before it says what it needs. The request has
         begun, without runs; ``waits`` says whether answers are still to come.
         """
-        self._ask(self._requests[request_id], keys)
+        self._lookups.ask(self._requests[request_id], keys)
 
     def holds(self, key: bytes) -> bool:
         """Whether the arena has or is getting the chunk, or a tier that may be asked has it."""
@@ -491,7 +496,7 @@ class Hierarchy:
 
     def _apply(self, tier: LowerTier, op: Op) -> None:
         if op.kind is OpKind.CONTAINS:
-            self._answered(tier, op, op.found)
+            self._lookups.answered(tier, op, op.found)
         elif op.kind is OpKind.READ:
             self._promotion.landed(tier, op)
         elif op.kind is OpKind.WRITE:
@@ -509,94 +514,9 @@ class Hierarchy:
             if op.kind is OpKind.READ:
                 self._promotion.give_up(tier, op)
             elif op.kind is OpKind.CONTAINS:
-                self._answered(tier, op, [False] * len(op.keys))
+                self._lookups.answered(tier, op, [False] * len(op.keys))
         if tier.cancel(op):
             self._residency.slots.unpin(op.slots)
-
-    # Lookups in lower tiers -------------------------------------------------
-
-    def _ask(self, request: RequestState, keys: Sequence[ChunkId]) -> None:
-        unknown: list[bytes] = []
-        for key in keys:
-            assert isinstance(key, bytes)
-            chunk = self._residency.get(key)
-            if chunk is None or self._residency.is_nowhere(chunk):
-                unknown.append(key)
-            request.asked.add(key)
-        named = [ChunkKey(self.namespace, key) for key in unknown]
-        for tier in self._lower if unknown else ():
-            if not self._residency.may_hold(tier) or not tier.breaker.allows():
-                continue
-            for key in unknown:
-                request.unanswered[key] = request.unanswered.get(key, 0) + 1
-            tier.submit(
-                Op(
-                    OpKind.CONTAINS,
-                    named,
-                    request_id=request.facts.request_id,
-                    epoch=self._residency.epoch,
-                    deadline=self._clock() + tier.deadline,
-                )
-            )
-
-    def _answered(self, tier: LowerTier, op: Op, found: Sequence[bool]) -> None:
-        ensure = self._residency.directory.ensure
-        there = [ensure(key.hash) for key, yes in zip(op.keys, found, strict=True) if yes]
-        request = self._requests.get(op.request_id)
-        for run in request.beyond_gpu if request is not None and there else ():
-            self._residency.learn(run)
-        self._residency.now_in(tier, there)
-        if request is None or request.expired:
-            return
-        for key in op.keys:
-            left = request.unanswered.get(key.hash, 0) - 1
-            if left > 0:
-                request.unanswered[key.hash] = left
-            else:
-                request.unanswered.pop(key.hash, None)
-        self._plan(request)
-
-    def _plan(self, request: RequestState) -> None:
-        """Want the leading run that tiers hold, before the engine looks.
-
-        Not for hybrids: which chunks they need depends on how far all groups
-        reach, which the engine's own lookups find out.
-        """
-        if len(request.beyond_gpu) != 1 or request.windowed or request.unanswered:
-            return
-        leading: list[Chunk] = []
-        for key in request.beyond_gpu[0].chunks:
-            chunk = self._residency.get(key)
-            if chunk is None or self._residency.is_nowhere(chunk):
-                break
-            leading.append(chunk)
-        if not request.considered and self._ahead.bounded:
-            self._ahead.promote(request, len(leading))
-        elif any(chunk.state is not State.READY for chunk in leading):
-            # All of it, so that what is there already is held for the rest.
-            for chunk in leading:
-                self._promotion.want(request, chunk.key)
-
-    def _consider(self, request: RequestState) -> None:
-        """The engine looks at the request: from now on all of it may be promoted, and held."""
-        if request.considered:
-            return
-        request.considered = True
-        if self._ahead.bounded:
-            self._ahead.forget(request)
-            self._plan(request)
-
-    def _out_of_time(self, request: RequestState) -> bool:
-        now = self._clock()
-        if request.deadline is None:
-            request.deadline = now + self._patience
-        return now >= request.deadline
-
-    def _expire(self, request: RequestState) -> None:
-        """What has not landed by now is a miss for this request."""
-        request.expired = True
-        request.unanswered.clear()
-        self._promotion.forget(request)
 
     # Reset, figures, end ----------------------------------------------------
 
@@ -608,7 +528,7 @@ class Hierarchy:
         """
         self._promotion.reset(self._requests.values())
         for request in self._requests.values():
-            self._expire(request)
+            self._lookups.expire(request)
             request.stores = False
         self._copies.reset()
         for tier in self._lower:

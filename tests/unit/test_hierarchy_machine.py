@@ -201,7 +201,7 @@ class Machine(RuleBasedStateMachine):
         if request.deferred_since is None:
             request.deferred_since = self.clock()
         waited = self.clock() - request.deferred_since
-        assert waited < self.h._patience, "a request waits for ever"
+        assert waited < self.h._lookups._patience, "a request waits for ever"
 
     @precondition(lambda self: self.loads)
     @rule(data=st.data(), fails=RARELY)
