@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from kvtiers.tiers.units import Share
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
 
 WARM_CACHE_RATIO = 0.5
 """Half of the free memory leaves room for the page cache that other tiers read through."""
 
 # Of free memory. The engine goes on allocating after the start, and is killed if it can't.
 MOST_OF_MEMORY = 0.95
+
+
+def _as_text(value: object) -> object:
+    # No float: from JSON 1.10 arrives as 1.1, and nobody can see how it was written.
+    return str(value) if type(value) is int else value
+
+
+VersionText = Annotated[str, BeforeValidator(_as_text)]
+"""A text; a whole number is taken for one."""
 
 
 class Settings(BaseModel):
@@ -54,18 +63,12 @@ class Settings(BaseModel):
         default="auto",
         description="whether KV is stored independently of the tensor-parallel shape",
     )
-    weights_version: str | None = Field(
+    weights_version: VersionText | None = Field(
         default=None, description="a text that changes when the weights do"
     )
     self_describing_kv_events: bool = Field(
         default=False, description="whether KV events carry the tokens of their blocks"
     )
-
-    @field_validator("weights_version", mode="before")
-    @classmethod
-    def _version_as_text(cls, value: object) -> object:
-        # No float: from JSON 1.10 arrives as 1.1, and nobody can see how it was written.
-        return str(value) if type(value) is int else value
 
     @field_validator("warm_cache_ratio")
     @classmethod

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+
 from kvtiers.connector.config_errors import ConfigError, from_pydantic
 from kvtiers.connector.sizes import Capacity, file_system_bytes, format_bytes
+from kvtiers.policies import POLICIES, Policy, TierInfo
 from kvtiers.tiers import TIERS, Tier, TierConfig
 from kvtiers.tiers.host_memory import available_bytes
 from kvtiers.tiers.remote_url import is_remote
@@ -125,3 +128,7 @@ class PolicySpec(BaseModel):
 
     type: str
     options: BaseModel
+
+    def make(self, tiers: Sequence[TierInfo], clock: Callable[[], float]) -> Policy:
+        """The policy, for these tiers."""
+        return POLICIES.get(self.type)(tiers, self.options, clock)

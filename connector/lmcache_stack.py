@@ -6,17 +6,17 @@ import hashlib
 import importlib.metadata
 import json
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from kvtiers.connector.config_entries import EntryReader
 from kvtiers.connector.config_errors import ConfigError, from_pydantic
+from kvtiers.connector.config_settings import VersionText
 from kvtiers.connector.config_sources import Layers, Source, read_file
 from kvtiers.connector.config_specs import PolicySpec, TierSpec
 from kvtiers.connector.config_text import check
 from kvtiers.connector.sizes import format_bytes
-from kvtiers.policies import POLICIES, Policy, TierInfo
 from kvtiers.tiers import ALIGNMENT, Namespace, Tier
 from kvtiers.tiers.cpu import CpuTier, make_arena
 from kvtiers.tiers.hierarchy import Hierarchy
@@ -53,17 +53,11 @@ class Settings(BaseModel):
     piece_size: Size = Field(
         default=1 << 20, description="the size of the pieces that objects are stored in"
     )
-    weights_version: str | None = Field(
+    weights_version: VersionText | None = Field(
         default=None,
         description="a text that changes with all that LMCache's keys do not tell: the weights, "
         "the dtype of the KV, the kind of machine",
     )
-
-    @field_validator("weights_version", mode="before")
-    @classmethod
-    def _version_as_text(cls, value: object) -> object:
-        # No float: from JSON 1.10 arrives as 1.1, and nobody can see how it was written.
-        return str(value) if type(value) is int else value
 
     @field_validator("piece_size")
     @classmethod
@@ -125,7 +119,7 @@ def build(params: Mapping[str, Any], wake: Callable[[], None]) -> Stack:
     hierarchy = Hierarchy(
         staging,
         lower,
-        _policy_maker(policy),
+        policy.make,
         namespace,
         make_workers=make_workers,
         away={name: why for name, why in probed.items() if why is not None},
@@ -203,13 +197,6 @@ def _gathered(params: Mapping[str, Any]) -> Layers:
     owners = {key: source for source in sources for key in source.values if key != "config"}
     owners.setdefault("tiers", Source(_ORIGIN, {"tiers": []}))
     return Layers(owners)
-
-
-def _policy_maker(
-    spec: PolicySpec,
-) -> Callable[[Sequence[TierInfo], Callable[[], float]], Policy]:
-    cls = POLICIES.get(spec.type)
-    return lambda tiers, clock: cls(tiers, spec.options, clock)
 
 
 def _waking(wake: Callable[[], None]) -> MakeWorkers:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from kvtiers.connector.config_errors import ConfigError
@@ -14,7 +14,6 @@ from kvtiers.connector.roles import loads, stores
 from kvtiers.connector.sizes import format_bytes
 from kvtiers.connector.transfer import WorkerReport
 from kvtiers.connector.weights import engine_fingerprint
-from kvtiers.policies import POLICIES, Policy, TierInfo
 from kvtiers.tiers import Namespace, Tier, TierConfigError, Usage
 from kvtiers.tiers.arena import Arena
 from kvtiers.tiers.cpu import CpuTier
@@ -64,7 +63,7 @@ def build_hierarchy(
     return Hierarchy(
         cpu,
         lower,
-        _policy_maker(context),
+        context.loaded.config.policy.make,
         namespace,
         observed={GPU: gpu_usage},
         # Nothing is to be found in the arena by those who load nothing.
@@ -140,14 +139,6 @@ def _must_stay_private(index: int, spec: TierSpec, private: str) -> str:
         f"tiers[{index}] ({spec.type}) outlives this engine or is shared with others, but the "
         f"KV of this engine must not be: {private}. Change that, or leave the tier out."
     )
-
-
-def _policy_maker(
-    context: Context,
-) -> Callable[[Sequence[TierInfo], Callable[[], float]], Policy]:
-    spec = context.loaded.config.policy
-    cls = POLICIES.get(spec.type)
-    return lambda tiers, clock: cls(tiers, spec.options, clock)
 
 
 def _log(
