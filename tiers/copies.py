@@ -39,7 +39,9 @@ class EngineCopies:
             parent = run.chunks[index - 1] if index else run.parent
             assert isinstance(key, bytes)
             assert parent is None or isinstance(parent, bytes)
-            chunk = self._residency.directory.ensure(key, run.start + index, run.group, parent)
+            chunk = self._residency.directory.ensure(
+                key, run.start + index, run.group, parent, run.tenant
+            )
             self._storing[key] = self._residency.take_slot(chunk, State.FILLING)
             taken.append((key, chunk.slot))
         return taken

@@ -33,16 +33,20 @@ class Chunk:
         group: KV-cache group.
         parent: key of the chunk before it, None if first or unknown.
         where: bit i is set if lower tier i is known to hold a copy.
+        tenant: who it belongs to, "" if unknown.
 
     """
 
-    __slots__ = ("group", "key", "parent", "position", "slot", "state", "where")
+    __slots__ = ("group", "key", "parent", "position", "slot", "state", "tenant", "where")
 
-    def __init__(self, key: bytes, position: int, group: int, parent: bytes | None) -> None:
+    def __init__(
+        self, key: bytes, position: int, group: int, parent: bytes | None, tenant: str = ""
+    ) -> None:
         self.key = key
         self.position = position
         self.group = group
         self.parent = parent
+        self.tenant = tenant
         self.slot = -1
         self.state = State.ABSENT
         self.where = 0
@@ -64,15 +68,22 @@ class Directory:
         return self._shards[key[0]].get(key)
 
     def ensure(
-        self, key: bytes, position: int = -1, group: int = 0, parent: bytes | None = None
+        self,
+        key: bytes,
+        position: int = -1,
+        group: int = 0,
+        parent: bytes | None = None,
+        tenant: str = "",
     ) -> Chunk:
         """The chunk, made if nothing is known of it yet."""
         shard = self._shards[key[0]]
         chunk = shard.get(key)
         if chunk is None:
-            chunk = shard[key] = Chunk(key, position, group, parent)
-        elif chunk.position < 0 <= position:
+            chunk = shard[key] = Chunk(key, position, group, parent, tenant)
+            return chunk
+        if chunk.position < 0 <= position:
             chunk.position, chunk.group, chunk.parent = position, group, parent
+        chunk.tenant = chunk.tenant or tenant
         return chunk
 
     def forget(self, chunk: Chunk) -> None:
@@ -121,11 +132,17 @@ def _follows(before: Chunk, after: Chunk) -> bool:
         after.group == before.group
         and after.position == before.position + 1
         and after.parent == before.key
+        and after.tenant == before.tenant
     )
 
 
 def _run(chunks: list[Chunk], chunk_bytes: int) -> Run:
     first = chunks[0]
     return Run(
-        tuple(c.key for c in chunks), max(first.position, 0), chunk_bytes, first.group, first.parent
+        tuple(c.key for c in chunks),
+        max(first.position, 0),
+        chunk_bytes,
+        first.group,
+        first.parent,
+        first.tenant,
     )

@@ -84,18 +84,20 @@ class Residency:
         return chunk.state is State.ABSENT and self.source(chunk) is None
 
     def learn(self, run: Run) -> None:
-        """Where in their prefix these chunks are: a scan, or a lookup, did not say."""
+        """Where in their prefix these chunks are, and whose: a scan, or a lookup, did not say."""
         parent = run.parent
         for position, key in enumerate(run.chunks, run.start):
             chunk = self.get(key)
             if chunk is not None and chunk.position < 0:
                 assert parent is None or isinstance(parent, bytes)
                 chunk.position, chunk.group, chunk.parent = position, run.group, parent
+            if chunk is not None and not chunk.tenant:
+                chunk.tenant = run.tenant
             parent = key
 
     def key_of(self, chunk: Chunk) -> ChunkKey:
         """The name under which tiers know the chunk."""
-        return ChunkKey(self.namespace, chunk.key, chunk.position)
+        return ChunkKey(self.namespace, chunk.key, chunk.position, chunk.tenant)
 
     # The arena --------------------------------------------------------------
 
@@ -162,13 +164,13 @@ class Residency:
             if key is None:
                 continue
             if key.namespace == self.namespace:
-                chunk = self.directory.ensure(key.hash)
+                chunk = self.directory.ensure(key.hash, tenant=key.tenant)
                 if not chunk.where & tier.bit:
                     chunk.where |= tier.bit
-                    self._found(tier, chunk.key, entry)
+                    self._found(tier, chunk.key, entry, key.tenant)
             elif key not in tier.foreign:
                 tier.foreign.add(key)
-                self._found(tier, key, entry)
+                self._found(tier, key, entry, key.tenant)
 
     def sweep(self, tier: LowerTier, seen: Mapping[str, Container[bytes]]) -> Iterator[None]:
         """Forget what a scan has not found: others removed it, or the tier did by itself.
@@ -194,9 +196,9 @@ class Residency:
         if ids:
             self.gone_from(tier, ids)
 
-    def _found(self, tier: LowerTier, chunk_id: ChunkId, entry: Entry) -> None:
+    def _found(self, tier: LowerTier, chunk_id: ChunkId, entry: Entry, tenant: str) -> None:
         age = max(0.0, time.time() - entry.last_used)
-        self.policy.on_found(Run((chunk_id,), 0, entry.nbytes), tier.name, age)
+        self.policy.on_found(Run((chunk_id,), 0, entry.nbytes, tenant=tenant), tier.name, age)
 
     def forget_if_nowhere(self, chunk: Chunk) -> None:
         """Nothing is kept of a chunk that no tier holds or is getting."""
@@ -230,4 +232,4 @@ class Residency:
         """Keep the order of what the tier holds, so that its bound can still be kept."""
         for key in keys:
             tier.foreign.add(key)
-            self.policy.on_insert(Run((key,), 0, self.chunk_bytes), tier.name)
+            self.policy.on_insert(Run((key,), 0, self.chunk_bytes, tenant=key.tenant), tier.name)

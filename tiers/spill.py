@@ -99,7 +99,7 @@ class Spill:
         there: list[Chunk] = []
         for key, outcome in zip(op.keys, op.writes, strict=True):
             if outcome in (WriteOutcome.STORED, WriteOutcome.EXISTS):
-                there.append(self._residency.directory.ensure(key.hash))
+                there.append(self._residency.directory.ensure(key.hash, tenant=key.tenant))
             if outcome is WriteOutcome.STORED:
                 tier.counts["bytes_written"] += self._residency.chunk_bytes
                 tier.wrote = True
