@@ -38,7 +38,7 @@ def tenants_in(stack: Stack, tier: str) -> dict[object, str]:
 
 
 def test_what_is_stored_carries_its_tenant_into_every_tier_and_to_the_policy() -> None:
-    stack = Stack(8, {"disk": DictTier()}, policy=Told)
+    stack = Stack(16, {"disk": DictTier()}, policy=Told)
     stack.store(OURS)
     named = [key for op in stack.workers["disk"].of(OpKind.WRITE) for key in op.keys]
     assert [(key.tenant, key.position) for key in named] == [("ours", i) for i in range(3)]
