@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from itertools import islice
 
@@ -124,16 +125,21 @@ class Eviction:
         is not said. One that was away may have come back empty, or with what nobody has
         seen yet.
         """
-        rested = tier.capacity is not None or (
-            self._residency.clock() >= tier.scanned_at + _RESCAN_UNBOUNDED_SECONDS
-        )
-        others = tier.tier.shared and tier.wrote and rested
-        if (others or tier.unseen) and tier.breaker.closed() and self._may_scan(tier):
+        if self._residency.clock() >= self.look_due(tier):
             self.scan(tier)
 
+    def look_due(self, tier: LowerTier) -> float:
+        """When ``look_around`` has reason to look; infinite if it has none."""
+        others = tier.tier.shared and tier.wrote
+        if not (others or tier.unseen) or tier.scanning or not tier.breaker.closed():
+            return math.inf
+        rest = _scan_rest(tier)
+        if not tier.unseen and tier.capacity is None:
+            rest = max(rest, _RESCAN_UNBOUNDED_SECONDS)
+        return tier.scanned_at + rest
+
     def _may_scan(self, tier: LowerTier) -> bool:
-        rest = max(_RESCAN_SECONDS, _SCAN_COST * tier.scan_seconds)
-        return not tier.scanning and self._residency.clock() >= tier.scanned_at + rest
+        return not tier.scanning and self._residency.clock() >= tier.scanned_at + _scan_rest(tier)
 
     def _victims(self, tier: LowerTier, need: int) -> list[ChunkId]:
         ordered = self._residency.policy.victims(tier.name, need)
@@ -182,3 +188,8 @@ class Eviction:
         tier.scanning, tier.unseen, tier.stale, tier.wrote = True, False, False, False
         tier.since, tier.sweep = set(), None
         tier.submit(Op(OpKind.SCAN, epoch=self._residency.epoch))
+
+
+def _scan_rest(tier: LowerTier) -> float:
+    """Seconds between the starts of two scans, at least."""
+    return max(_RESCAN_SECONDS, _SCAN_COST * tier.scan_seconds)

@@ -1,10 +1,11 @@
 """The hierarchy: one state machine for chunks over tiers.
 
-Locking design: by ownership. Everything here runs on one thread, the engine's
-scheduler thread in a live engine, and never blocks on a tier. Tiers are called
-by their workers' threads; what they answer lies in a deque until ``poll`` takes
-it in. So there is no lock to hold, no callback to be surprised by, and a tier
-that hangs delays nothing but the chunks asked of it.
+Locking design: by ownership. Everything here runs on one thread at a time, and never
+blocks on a tier. In a live engine that is its scheduler thread, and while the engine
+takes no steps another one that goes on in its place (see ``idle``): each public method
+takes one lock. Tiers are called by their workers' threads; what they answer lies in a
+deque until ``poll`` takes it in. So there is no callback to be surprised by, no order of
+locks, and a tier that hangs delays nothing but the chunks asked of it.
 
 What holds at all times (checked by tests/unit/test_hierarchy_machine.py):
 
@@ -23,6 +24,8 @@ what an engine calls.
 from __future__ import annotations
 
 import logging
+import math
+import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
@@ -37,6 +40,7 @@ from kvtiers.tiers.cpu import CpuTier
 from kvtiers.tiers.directory import Chunk, State, runs_of
 from kvtiers.tiers.eviction import Eviction
 from kvtiers.tiers.health import Health
+from kvtiers.tiers.idle import IdleThread, owning
 from kvtiers.tiers.lookups import Lookups
 from kvtiers.tiers.lower import LowerTier, MakeWorkers
 from kvtiers.tiers.promotion import Promotion
@@ -53,6 +57,8 @@ _STORE_SHARE = 0.25
 _CHORES_SECONDS = 1.0
 # What a request waits at most for anything, if there is no lower tier to say so.
 _DEFAULT_PATIENCE = 5.0
+# For how long an engine that was seen is taken to be at work.
+_AT_WORK_SECONDS = 0.1
 # What comes when nothing is left to sweep.
 _SWEPT = object()
 
@@ -84,6 +90,7 @@ class Hierarchy:
         stores: False leaves the lower tiers to others: nothing is stored there, nothing evicted.
         away: lower tiers that do not answer now, by name, and why: they are left alone,
             and asked again by themselves.
+        alone: whether nobody calls ``tick`` while the engine idles, so that a thread has to.
 
     """
 
@@ -100,8 +107,14 @@ class Hierarchy:
         window: Mapping[int, int] | None = None,
         stores: bool = True,
         away: Mapping[str, str] | None = None,
+        alone: bool = True,
     ) -> None:
         self._clock = clock
+        self._lock = threading.RLock()
+        self._idle: IdleThread | None = None
+        # What the engine was told in this step holds until its ``tick``.
+        self._in_step = False
+        self._ticked = -math.inf
         self._observed = dict(observed or {})
         self._done: deque[tuple[LowerTier, Op]] = deque()
         self._scanned: deque[tuple[LowerTier, Op]] = deque()
@@ -136,6 +149,8 @@ class Hierarchy:
         self._chores_due = 0.0
         for tier in self._lower:
             self._begin(tier, (away or {}).get(tier.name))
+        if alone:
+            self._idle = IdleThread(self._rest, self._turn)
 
     def _make_lower(
         self, cpu: CpuTier, tiers: Mapping[str, Tier], make_workers: MakeWorkers
@@ -146,6 +161,7 @@ class Hierarchy:
             def done(op: Op, index: int = index) -> None:
                 queue = self._scanned if op.kind is OpKind.SCAN else self._done
                 queue.append((self._lower[index], op))
+                self._wake()
 
             made.append(
                 LowerTier(
@@ -159,6 +175,7 @@ class Hierarchy:
                     store_budget=max(1, int(cpu.arena.slots * _STORE_SHARE)) * tier.chunk_bytes,
                     chunk_bytes=tier.chunk_bytes,
                     headroom=tier.config.headroom,
+                    submitted=self._wake,
                 )
             )
         return made
@@ -192,6 +209,7 @@ class Hierarchy:
 
     # A request's way through ------------------------------------------------
 
+    @owning
     def begin(
         self,
         facts: PolicyRequest,
@@ -216,6 +234,7 @@ class Hierarchy:
         self._lookups.plan(request)
         self._ahead.prefetch(facts)
 
+    @owning
     def waits(self, request_id: str) -> bool:
         """Whether some of the request's chunks are still to be found or read.
 
@@ -236,8 +255,10 @@ class Hierarchy:
             return False
         return True
 
+    @owning
     def lookup(self, request_id: str, key: bytes) -> Lookup:
         """Whether ``key`` can be loaded for the request. O(1), never blocks."""
+        self._in_step = True
         if self._done:
             self.poll()
         chunk = self._residency.get(key)
@@ -270,6 +291,7 @@ class Hierarchy:
             self._lookups.ask(request, (key,))
         return Lookup.UNKNOWN if key in request.unanswered else Lookup.MISS
 
+    @owning
     def load(self, request_id: str, keys: Sequence[bytes]) -> list[int]:
         """The engine copies these to the GPU now: their slots, pinned.
 
@@ -278,6 +300,7 @@ class Hierarchy:
         """
         return self._copies.load(request_id, keys)
 
+    @owning
     def admitted(self, request_id: str, gpu_chunks: Mapping[int, int]) -> None:
         """The engine starts the request: count who served what, tell the policy.
 
@@ -325,6 +348,7 @@ class Hierarchy:
             counts["hits"] += hits
             counts["misses"] += misses
 
+    @owning
     def source_of(self, request_id: str, key: bytes) -> Tier | None:
         """The lower tier that a chunk was promoted from for this request, if it was.
 
@@ -335,10 +359,12 @@ class Hierarchy:
         tier = self._residency.named(name) if name is not None else None
         return tier.tier if tier is not None else None
 
+    @owning
     def loaded(self, request_id: str) -> None:
         """The engine's copy to the GPU has ended, well or not."""
         self._copies.loaded(request_id)
 
+    @owning
     def load_failed(self, request_id: str) -> None:
         """A load of the request failed: its chunks are dropped, and it loads no more.
 
@@ -353,6 +379,7 @@ class Hierarchy:
             request.no_loads = True
             self._lookups.expire(request)
 
+    @owning
     def end(self, request_id: str) -> None:
         """The request finished or was aborted. Its copies may still be under way."""
         request = self._requests.pop(request_id, None)
@@ -363,6 +390,7 @@ class Hierarchy:
 
     # Questions outside of a prompt's way through ----------------------------
 
+    @owning
     def ask(self, request_id: str, keys: Sequence[bytes]) -> None:
         """Ask every lower tier, in one batch each, where these are; promote nothing.
 
@@ -371,11 +399,14 @@ class Hierarchy:
         """
         self._lookups.ask(self._requests[request_id], keys)
 
+    @owning
     def holds(self, key: bytes) -> bool:
         """Whether the arena has or is getting the chunk, or a tier that may be asked has it."""
+        self._in_step = True
         chunk = self._residency.get(key)
         return chunk is not None and not self._residency.is_nowhere(chunk)
 
+    @owning
     def room(self) -> int:
         """Chunks that could be stored now and go on to a lower tier at once.
 
@@ -384,12 +415,14 @@ class Hierarchy:
         rooms = [t.store_room() for t in self._lower if t.breaker.closed() and not t.backlog]
         return min(self._residency.slots.unpinned, max(rooms, default=0))
 
+    @owning
     def reachable(self) -> bool:
         """Whether any lower tier may be asked."""
         return any(tier.breaker.closed() for tier in self._lower)
 
     # Stores by the engine ---------------------------------------------------
 
+    @owning
     def reserve(self, request_id: str, runs: Sequence[Run]) -> list[tuple[bytes, int]]:
         """Slots for chunks that the engine is about to store, as (key, slot).
 
@@ -406,13 +439,16 @@ class Hierarchy:
             taken += self._copies.reserve(run.head(admitted))
         return taken
 
+    @owning
     def stored(self, keys: Iterable[bytes], success: bool = True) -> None:
         """The engine's copy into the arena has ended; what was not spoiled is readable now."""
         for run in self._copies.stored(keys, success):
             self._spill.write_through(run)
         for tier in self._lower:
             self._eviction.enforce(tier)
+        self._wake()
 
+    @owning
     def remove(self, keys: Sequence[bytes]) -> None:
         """Drop chunks from the arena and from every tier that may be asked, without waiting.
 
@@ -420,6 +456,7 @@ class Hierarchy:
         """
         self._eviction.remove(keys)
 
+    @owning
     def storing(self, keys: Sequence[bytes]) -> bool:
         """Whether a store of such a chunk into a lower tier is under way."""
         wanted = {ChunkKey(self.namespace, key) for key in keys}
@@ -429,22 +466,31 @@ class Hierarchy:
             for op in tier.ops
         )
 
+    @owning
     def removing(self) -> bool:
         """Whether some tier has not yet removed what it was told to."""
         return any(op.kind is OpKind.REMOVE for tier in self._lower for op in tier.ops)
 
+    @owning
     def slots_of_stores(self, keys: Iterable[bytes]) -> list[int]:
         """Slots of stores under way."""
         return self._copies.slots_of_stores(keys)
 
+    @owning
     def spoil(self, slots: Iterable[int]) -> None:
         """The bytes in these slots can't be trusted: nobody will load them."""
         self._copies.spoil(slots)
 
     # Once per step ----------------------------------------------------------
 
+    @owning
     def tick(self) -> None:
         """Take in answers, end waits, start moves."""
+        self._go_on()
+        self._in_step, self._ticked = False, self._clock()
+        self._wake()
+
+    def _go_on(self) -> None:
         self.poll()
         if self._scanned:
             # One batch a step: a large root would stop the engine for seconds.
@@ -464,10 +510,49 @@ class Hierarchy:
                 self._eviction.look_around(tier)
             self._ahead.anticipate()
 
+    # While the engine idles --------------------------------------------------
+
+    def _wake(self) -> None:
+        if self._idle is not None:
+            self._idle.wake()
+
+    def _rest(self) -> float:
+        """Seconds for which the engine is taken to be at work. Needs no lock."""
+        if self._in_step:
+            return _AT_WORK_SECONDS
+        return self._ticked + _AT_WORK_SECONDS - self._clock()
+
+    @owning
+    def _turn(self) -> float | None:
+        """Do what is due, unless the engine came meanwhile; seconds until more is, or None."""
+        if not self._in_step and self.due() <= self._clock():
+            self._go_on()
+        due = self.due() - self._clock()
+        return None if due == math.inf else due
+
+    @owning
+    def due(self) -> float:
+        """When ``tick`` has something to do, on the hierarchy's clock; infinite if nothing."""
+        if self._done or self.behind():
+            return -math.inf
+        return min(
+            self._promotion.due(),
+            max(self._chores_due, self._chores_wanted()),
+            *(tier.due() for tier in self._lower),
+        )
+
+    def _chores_wanted(self) -> float:
+        """When the policy, or some tier, has need of chores."""
+        if len(self._residency.directory) and _has_chores(self.policy):
+            return -math.inf
+        return min(map(self._eviction.look_due, self._lower), default=math.inf)
+
+    @owning
     def behind(self) -> bool:
         """Whether a scan has found more than was taken in: then ``tick`` again soon."""
         return bool(self._scanned) or any(tier.sweep is not None for tier in self._lower)
 
+    @owning
     def poll(self) -> None:
         """Take in what the workers have finished, but for scans: ``tick`` does these."""
         while self._done:
@@ -520,6 +605,7 @@ class Hierarchy:
 
     # Reset, figures, end ----------------------------------------------------
 
+    @owning
     def reset(self, namespace: Namespace) -> None:
         """Nothing stored so far may be served any more; delete nothing that others share.
 
@@ -535,10 +621,12 @@ class Hierarchy:
             tier.backlog.clear()
         self._residency.start_epoch(namespace)
 
+    @owning
     def flushed(self) -> None:
         """Every copy that was under way at the last reset has ended."""
         self._copies.flushed()
 
+    @owning
     def stats(self) -> list[TierStats]:
         """Figures of every tier, nearest to the GPU first; takes the counts."""
         usages = {name: usage() for name, usage in self._observed.items()}
@@ -563,11 +651,13 @@ class Hierarchy:
         """The bytes of a slot that ``reserve`` or ``load`` gave out."""
         return self._residency.slots.memory(slot)
 
+    @owning
     def idle(self) -> bool:
         """Whether no move is under way and no answer waits to be taken in."""
         ops = (op for tier in self._lower for op in tier.ops)
         return not self._done and all(op.kind is OpKind.SCAN for op in ops)
 
+    @owning
     def pinned(self) -> int:
         """Slots that somebody uses."""
         return self._residency.slots.pinned
@@ -575,6 +665,8 @@ class Hierarchy:
     def close(self, timeout: float = 5.0) -> None:
         """Let stores under way end, within ``timeout`` seconds, and release everything."""
         end = time.monotonic() + timeout
+        if self._idle is not None:
+            self._idle.close()
         while not self.idle() and time.monotonic() < end:
             self.poll()
             time.sleep(0.005)
@@ -582,3 +674,9 @@ class Hierarchy:
             tier.workers.close(max(0.0, end - time.monotonic()))
             tier.tier.close()
         self._residency.cpu.close()
+
+
+def _has_chores(policy: Policy) -> bool:
+    """Whether the policy ever wants chunks dropped, or promoted, without need."""
+    cls = type(policy)
+    return cls.expired is not Policy.expired or cls.anticipate is not Policy.anticipate

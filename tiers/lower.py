@@ -76,6 +76,7 @@ class LowerTier:
         counts: figures since they were last taken.
         reads, writes: measured speeds.
         logged: kinds of errors that the log has seen already.
+        submitted: called after each op that was handed over.
 
     """
 
@@ -89,6 +90,7 @@ class LowerTier:
     store_budget: int
     chunk_bytes: int
     headroom: float
+    submitted: Callable[[], None]
     used: int = 0
     storing: int = 0
     backlog: dict[bytes, None] = field(default_factory=dict)
@@ -137,6 +139,7 @@ class LowerTier:
         if op.kind is OpKind.WRITE:
             self.storing += len(op.keys) * self.chunk_bytes
         self.workers.submit(op)
+        self.submitted()
 
     def returned(self, op: Op) -> None:
         """An op came back or was cancelled."""
@@ -165,6 +168,10 @@ class LowerTier:
     def overdue(self, now: float) -> list[Op]:
         """Lookups and loads whose deadline has passed and that were not given up yet."""
         return [op for op in self.ops if op.deadline <= now and not op.given_up]
+
+    def due(self) -> float:
+        """When the next op is overdue; infinite if none ever is."""
+        return min((op.deadline for op in self.ops if not op.given_up), default=math.inf)
 
     def is_read(self, chunk_id: ChunkId) -> bool:
         """Whether an op reads the chunk now: then it is no victim."""

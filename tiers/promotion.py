@@ -7,6 +7,7 @@ keeps others out (vllm#49902). Two requests for one chunk share its read.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 
 from kvtiers.policies import Run
@@ -70,6 +71,10 @@ class Promotion:
             if not self._promote(request):
                 return
             self._wanting.pop(request_id, None)
+
+    def due(self) -> float:
+        """When the next hold is too old."""
+        return min((request.hold_until for request in self._holding.values()), default=math.inf)
 
     def prefetch(self, run: Run) -> None:
         """Promote the leading chunks of a run that lower tiers hold, for nobody yet.

@@ -232,6 +232,7 @@ class Stack:
             window=window,
             stores=stores,
             away=away,
+            alone=False,
         )
 
     def settle(self) -> None:
