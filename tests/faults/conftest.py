@@ -1,0 +1,79 @@
+"""Models, rows, and the page that is written from them."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).parent
+# Its engines, models and faulty copies are what these tests are made of.
+sys.path.append(str(HERE.parent / "e2e"))
+
+import fault_page  # noqa: E402 - found by the line above, or beside this file
+import models  # noqa: E402
+from fault_trial import Row  # noqa: E402
+
+# Before anything imports torch or vLLM, which read them once.
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
+
+ROWS = pytest.StashKey[dict[str, Row]]()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--write-reliability",
+        action="store_true",
+        help="write the table of docs/reliability.md from this run, if all cases were in it",
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.stash[ROWS] = {}
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Nearly everything in this folder starts an engine."""
+    for item in items:
+        if HERE in item.path.parents:
+            item.add_marker(pytest.mark.e2e)
+
+
+def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
+    # Unknown to a run that was not given this folder.
+    if session.config.getoption("--write-reliability", default=False):
+        said = fault_page.write(session.config.stash[ROWS]) if exitstatus == 0 else "tests failed"
+        print(f"\ndocs/reliability.md: {said}")
+
+
+@pytest.fixture
+def row(request: pytest.FixtureRequest) -> Iterator[Row]:
+    """What the case's line in the table will say. A test that fills it in halfway fails."""
+    made = Row(request.param)
+    yield made
+    if made.complete():
+        request.config.stash[ROWS][made.case.id] = made
+    elif not request.session.testsfailed:
+        pytest.fail(f"{made.case.id} was not seen through: {made}")
+
+
+@pytest.fixture(autouse=True)
+def _no_settings_of_the_user(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in os.environ if name.startswith(("KVTIERS_", "LMCACHE_"))]:
+        monkeypatch.delenv(name)
+
+
+@pytest.fixture(scope="session")
+def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny Llama with random weights: one KV-cache group."""
+    return models.make_llama(tmp_path_factory.mktemp("models") / "llama")
+
+
+@pytest.fixture(scope="session")
+def gemma3(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny Gemma 3 with random weights: several KV-cache groups."""
+    return models.make_gemma3(tmp_path_factory.mktemp("models") / "gemma3")
