@@ -30,9 +30,8 @@ logger = logging.getLogger(__name__)
 Completion: TypeAlias = "tuple[int, bool, str, list[bool] | None]"
 """Id, whether all went well, why not, and the answer for each key."""
 
-# How late a deadline may be noticed, and how often an idle policy is asked for chores.
+# How late a deadline may be noticed. With no batch under way the hierarchy goes on alone.
 _BUSY_SECONDS = 0.02
-_IDLE_SECONDS = 1.0
 _CLOSE_SECONDS = 10.0
 
 
@@ -141,8 +140,7 @@ class TieredL2:
     def _run(self) -> None:
         try:
             while not self._closing:
-                soon = self._jobs.busy
-                self._wake.wait(_BUSY_SECONDS if soon else _IDLE_SECONDS)
+                self._wake.wait(_BUSY_SECONDS if self._jobs.busy else None)
                 self._wake.clear()
                 self._step()
         except Exception:

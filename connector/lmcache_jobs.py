@@ -1,6 +1,6 @@
 """LMCache's batches, carried out on a hierarchy: LMCache as one more engine in front of it.
 
-Everything here runs on one thread, which owns the hierarchy, and never blocks on a
+Everything here runs on one thread, the hierarchy's engine, and never blocks on a
 tier. What belongs to LMCache is touched here only, and only while its batch is under
 way: an object is copied into slots of the arena before it is stored, and out of them
 once all of it has been read and verified. So the arena is a staging area. It costs one

@@ -191,7 +191,6 @@ def test_an_answer_is_taken_in_when_it_comes(
 ) -> None:
     """And not by looking again and again, which would end no batch here."""
     monkeypatch.setattr(lmcache, "_BUSY_SECONDS", 10 * WAIT)
-    monkeypatch.setattr(lmcache, "_IDLE_SECONDS", 10 * WAIT)
     data = contents(4)
     assert make(tiers=[fs(tmp_path)]).set(keys(4), data)
     assert make(tiers=[fs(tmp_path)]).get(keys(4), [len(item) for item in data]) == data
