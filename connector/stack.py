@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from kvtiers.connector.config_errors import ConfigError
 from kvtiers.connector.config_specs import TierSpec
 from kvtiers.connector.namespace import build_namespace, kernel_facts, shareable_hash
+from kvtiers.connector.neighbours import announce
 from kvtiers.connector.roles import loads, stores
 from kvtiers.connector.sizes import format_bytes
 from kvtiers.connector.transfer import WorkerReport
@@ -59,6 +60,7 @@ def build_hierarchy(
         if tier is not None:
             lower[spec.name] = tier
     _log(offloading, context, report, {"cpu": cpu, **lower}, namespace)
+    announce(namespace, {name: tier for name, tier in lower.items() if name not in away})
     role = context.vllm_config.kv_transfer_config.kv_role
     return Hierarchy(
         cpu,

@@ -277,5 +277,18 @@ class Tier(ABC):
     def usage(self) -> Usage:
         """How full it is, as far as is known without a scan."""
 
+    def namespaces(self, most: int) -> list[Namespace]:  # noqa: ARG002
+        """Namespaces that lie in the tier, with their facts: the newest that can be told.
+
+        For the log of who starts: it says why what others stored is not shared. So it must
+        be cheap, and neither finds all nor looks at chunks. May run beside any other call,
+        ``close`` too.
+
+        Args:
+            most: how many at most.
+
+        """
+        return []
+
     def close(self) -> None:  # noqa: B027
         """Release connections and files. No other call follows or runs."""

@@ -231,6 +231,10 @@ class FsTier(AtRestTier):
         """See ``Tier.chunk_bytes``: with metadata and padding."""
         return self._file_bytes
 
+    def namespaces(self, most: int) -> list[Namespace]:
+        """See ``Tier.namespaces``. Lists one folder."""
+        return self._namespaces.newest(most)
+
     def usage(self) -> Usage:
         """See ``Tier.usage``. Files of earlier engines count once they are scanned."""
         return self._ledger.usage()

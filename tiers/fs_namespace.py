@@ -12,12 +12,14 @@ written anew, for humans, and the chunks are used.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
 import stat
 import threading
 from collections.abc import Mapping
+from itertools import islice
 from typing import Any, Protocol
 
 from kvtiers.tiers.base import Namespace
@@ -27,6 +29,9 @@ logger = logging.getLogger(__name__)
 
 MOST_BYTES = 1 << 20
 """Of a file of facts that is read. Real ones take a few KiB."""
+
+# Namespaces that are looked at for the newest: a ``stat`` each.
+_MOST_DATED = 1000
 
 
 def explain_mismatch(stored: Mapping[str, Any], current: Mapping[str, Any]) -> str:
@@ -61,6 +66,12 @@ class FactsFiles(Protocol):
     def store(self, namespace_id: str, content: bytes) -> None:
         """Make or replace the file, as one step. Raises OSError."""
 
+    def newest(self, most: int) -> list[str]:
+        """Ids of so many namespaces at most, the last made first as far as that can be told.
+
+        Raises OSError.
+        """
+
 
 class NamespaceBook:
     """Decides once per namespace whether its folder may be used.
@@ -82,6 +93,15 @@ class NamespaceBook:
     def known(self, namespace_id: str) -> Namespace:
         """The namespace as callers gave it, or a bare one if none did."""
         return self._seen.get(namespace_id) or Namespace(namespace_id)
+
+    def newest(self, most: int) -> list[Namespace]:
+        """See ``Tier.namespaces``. Leaves out whose facts can't be read. Raises OSError."""
+        found = []
+        for namespace_id in self._files.newest(most):
+            with contextlib.suppress(OSError, ValueError, RecursionError):
+                facts = _parsed(self._files.load(namespace_id))
+                found.append(Namespace(namespace_id, facts))
+        return found
 
     def accepts(self, namespace: Namespace, *, create: bool = False) -> bool:
         """Whether the facts that are stored are those of ``namespace``.
@@ -170,6 +190,15 @@ class LocalFacts:
                 return file.read(MOST_BYTES + 1)
         finally:
             os.close(descriptor)
+
+    def newest(self, most: int) -> list[str]:
+        """See ``FactsFiles.newest``. A file of facts is as old as its namespace."""
+        dated = []
+        with os.scandir(self._layout.base) as entries:
+            for entry in islice(entries, _MOST_DATED):
+                with contextlib.suppress(OSError):
+                    dated.append((os.stat(self.where(entry.name)).st_mtime, entry.name))
+        return [namespace_id for _, namespace_id in sorted(dated, reverse=True)[:most]]
 
     def store(self, namespace_id: str, content: bytes) -> None:
         """See ``FactsFiles.store``."""

@@ -11,6 +11,7 @@ from kvtiers.tiers.at_rest import AtRestTier, check_capacity
 from kvtiers.tiers.base import (
     ChunkKey,
     Entry,
+    Namespace,
     ReadOutcome,
     TierConfigError,
     Usage,
@@ -159,6 +160,10 @@ class RedisTier(AtRestTier):
         counted twice.
         """
         return self._scanner.scan()
+
+    def namespaces(self, most: int) -> list[Namespace]:
+        """See ``Tier.namespaces``. Of so many keys as a fleet's server may hold, not of all."""
+        return self._scanner.namespaces(most)
 
     def usage(self) -> Usage:
         """See ``Tier.usage``. Chunks of others count once they are scanned."""

@@ -70,7 +70,7 @@ class AboutBook:
         name = self._keys.about(namespace.id)
         facts = json.loads(json.dumps(dict(namespace.facts), default=str))
         [reply] = session.ask([[b"GET", name]])
-        stored = _facts(reply)
+        stored = facts_in(reply)
         if stored is None:
             if not create:
                 # Left open: another engine may write its facts before we write ours.
@@ -89,8 +89,8 @@ class AboutBook:
         return not differences
 
 
-def _facts(reply: object) -> Mapping[str, Any] | None:
-    """The facts in a reply, None if it names none."""
+def facts_in(reply: object) -> Mapping[str, Any] | None:
+    """The facts in the reply to a ``GET``, None if it names none. Raises other errors."""
     if isinstance(reply, ReplyError) and reply.code != "WRONGTYPE":
         raise reply
     try:

@@ -48,6 +48,11 @@ class Keys:
         """For ``SCAN``: everything below the prefix, and nothing that a '*' in it would match."""
         return _SPECIAL.sub(rb"\\\1", self._base) + b"*"
 
+    @property
+    def abouts(self) -> bytes:
+        """For ``SCAN``: the facts of namespaces alone."""
+        return self.pattern + b":" + ABOUT
+
     def chunk(self, key: ChunkKey) -> bytes:
         """Where a chunk lies."""
         return self._base + key.namespace.id.encode() + b":" + key.hash.hex().encode()

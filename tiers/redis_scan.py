@@ -10,11 +10,12 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
 from typing import TYPE_CHECKING
 
-from kvtiers.tiers.base import ChunkKey, Entry
+from kvtiers.tiers.base import ChunkKey, Entry, Namespace
 from kvtiers.tiers.named_ledger import Ledger
-from kvtiers.tiers.redis_about import AboutBook
+from kvtiers.tiers.redis_about import AboutBook, facts_in
 from kvtiers.tiers.redis_keys import Found, Keys
 from kvtiers.tiers.redis_protocol import ProtocolError, Reply, ReplyError
 
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
 _AT_ONCE = 1000
 # Of so many chunks of a namespace, most will not be damaged.
 _SAMPLE = 5
+# A quarter of a second of the server's time, in which it gets everything else done too.
+_PAGES_OF_FACTS = 256
 
 
 class Scanner:
@@ -60,14 +63,33 @@ class Scanner:
             counted.update({n: e.nbytes for n, e in entries.items() if e.key is not None})
         yield from entries.values()
 
+    def namespaces(self, most: int) -> list[Namespace]:
+        """See ``Tier.namespaces``: the last used first. Raises OSError, ``ReplyError``."""
+        found: dict[bytes, tuple[int, Namespace]] = {}
+        for session, names in islice(self._pages(self._keys.abouts), _PAGES_OF_FACTS):
+            idle = session.ask([[b"OBJECT", b"IDLETIME", name] for name in names])
+            stored = session.ask([[b"GET", name] for name in names])
+            for name, seconds, reply in zip(names, idle, stored, strict=True):
+                facts = facts_in(reply)
+                if facts is not None:
+                    namespace = Namespace(self._keys.parse(name).namespace, facts)
+                    found[name] = (seconds if isinstance(seconds, int) else 0, namespace)
+        newest = sorted(found.values(), key=lambda each: each[0])
+        return [namespace for _, namespace in newest[:most]]
+
     def _batches(self) -> Iterator[dict[bytes, Entry]]:
+        for session, names in self._pages(self._keys.pattern):
+            yield self._entries(session, names)
+
+    def _pages(self, pattern: bytes) -> Iterator[tuple[Session, list[bytes]]]:
+        """Keys that match, some twice, and the session that found them."""
         cursor = b"0"
         while True:
-            page = [b"SCAN", cursor, b"MATCH", self._keys.pattern, b"COUNT", b"%d" % _AT_ONCE]
+            page = [b"SCAN", cursor, b"MATCH", pattern, b"COUNT", b"%d" % _AT_ONCE]
             # A session for each page, as a deadline is for one call of the server.
             with self._client.session() as session:
                 cursor, names = _page(session.ask([page])[0])
-                yield self._entries(session, names)
+                yield session, names
             if cursor == b"0":
                 return
 

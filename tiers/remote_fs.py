@@ -24,11 +24,13 @@ from kvtiers.tiers.at_rest import AtRestTier, check_capacity
 from kvtiers.tiers.base import (
     ChunkKey,
     Entry,
+    Namespace,
     ReadOutcome,
     TierConfigError,
     Usage,
     WriteOutcome,
 )
+from kvtiers.tiers.fs_layout import TEMPORARY
 from kvtiers.tiers.fs_namespace import MOST_BYTES, NamespaceBook
 from kvtiers.tiers.fs_quarantine import Stuck
 from kvtiers.tiers.named_ledger import Ledger
@@ -129,6 +131,10 @@ class RemoteFsTier(AtRestTier):
         counted twice.
         """
         return Scanner(self._store, self._layout, self._ledger, self._namespaces).scan()
+
+    def namespaces(self, most: int) -> list[Namespace]:
+        """See ``Tier.namespaces``. A listing, and a request for each."""
+        return self._namespaces.newest(most)
 
     def usage(self) -> Usage:
         """See ``Tier.usage``. What others wrote counts once it is scanned."""
@@ -235,6 +241,13 @@ class _RemoteFacts:
         if content is None:
             raise FileNotFoundError(errno.ENOENT, "No facts", path)
         return content
+
+    def newest(self, most: int) -> list[str]:
+        """See ``FactsFiles.newest``. Object stores tell no times of what is only a prefix."""
+        listed = self._store.listing(self._layout.base)
+        found = [each for each in listed if each.folder and each.name != TEMPORARY]
+        found.sort(key=lambda each: -each.modified)
+        return [each.name for each in found[:most]]
 
     def store(self, namespace_id: str, content: bytes) -> None:
         """See ``FactsFiles.store``."""

@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TypeVar
 
-from kvtiers.tiers.base import ChunkKey, Entry, ReadOutcome, Tier, Usage, WriteOutcome
+from kvtiers.tiers.base import ChunkKey, Entry, Namespace, ReadOutcome, Tier, Usage, WriteOutcome
 
 T = TypeVar("T")
 
@@ -62,6 +62,10 @@ class WrapperTier(Tier):
     def usage(self) -> Usage:
         """See ``Tier.usage``."""
         return self.inner.usage()
+
+    def namespaces(self, most: int) -> list[Namespace]:
+        """See ``Tier.namespaces``."""
+        return self.inner.namespaces(most)
 
     def close(self) -> None:
         """See ``Tier.close``."""

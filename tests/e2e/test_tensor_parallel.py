@@ -5,13 +5,17 @@ Two engines with two ranks, which take half a minute each to start, serve all of
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from io import StringIO
 from pathlib import Path
 
 import pytest
 from engine import Engine, cpu, file_digests, fs, redis_tier
+from kvtiers.connector import neighbours
 from models import prompts
 from redis_server import RedisServer
 
@@ -36,6 +40,7 @@ class Record:
         hits: by step: chunks from below the arena.
         namespace: of the engine.
         arena: hash of every chunk at the end.
+        log: what it said of KV that it does not share.
 
     """
 
@@ -44,6 +49,7 @@ class Record:
     hits: dict[str, int]
     namespace: str
     arena: dict[bytes, bytes]
+    log: str = ""
 
 
 def _record(engine: Engine, steps: dict[str, list[list[int]]]) -> Record:
@@ -115,17 +121,31 @@ def one_reads(llama: Path, redis: RedisServer, two_read_and_write: Record) -> Re
 def two_direct(llama: Path, root: Path, one_writes: Record) -> Record:
     """Two ranks without the canonical layout, over the same folder."""
     tiers, extra = [cpu(), fs(root)], {"canonical_layout": False}
-    with Engine(llama, tiers, tensor_parallel=2, extra=extra) as engine:
+    with _said() as said, Engine(llama, tiers, tensor_parallel=2, extra=extra) as engine:
         steps = {"cold": _FIRST, "gpu emptied": _FIRST, "arena emptied": _FIRST}
-        return _record(engine, steps)
+        return replace(_record(engine, steps), log=said.getvalue())
 
 
 @pytest.fixture(scope="module")
 def one_direct(llama: Path, root: Path, two_direct: Record) -> Record:
     """One rank without the canonical layout, over the same folder."""
     tiers, extra = [cpu(), fs(root)], {"canonical_layout": False}
-    with Engine(llama, tiers, extra=extra) as engine:
-        return _record(engine, {"cold": _FIRST})
+    with _said() as said, Engine(llama, tiers, extra=extra) as engine:
+        return replace(_record(engine, {"cold": _FIRST}), log=said.getvalue())
+
+
+@contextmanager
+def _said() -> Iterator[StringIO]:
+    """What an engine that starts inside says of KV that it does not share."""
+    logger, said = logging.getLogger(neighbours.__name__), StringIO()
+    handler, level = logging.StreamHandler(said), logger.level
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    try:
+        yield said
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(level)
 
 
 @pytest.fixture
@@ -198,3 +218,13 @@ def test_without_the_canonical_layout_each_shape_keeps_to_itself(
     assert one_direct.tokens["cold"] == answers["first"]
     assert file_digests(root, two_direct.namespace) == two_direct.arena
     assert file_digests(root, one_direct.namespace) == one_direct.arena
+
+
+def test_who_keeps_to_itself_says_why(
+    one_writes: Record, two_direct: Record, one_direct: Record
+) -> None:
+    assert f"(namespace {one_writes.namespace}, ours is {two_direct.namespace})" in two_direct.log
+    assert "layout.portable: false here, true there" in two_direct.log
+    told = next(line for line in one_direct.log.splitlines() if two_direct.namespace in line)
+    assert "The fs tier holds KV of this model that is not shared" in told
+    assert "layout.tp: 1 here, 2 there" in told

@@ -11,7 +11,14 @@ import tracemalloc
 
 import pytest
 import redis
-from kvtiers.tiers import ChunkKey, Namespace, ReadOutcome, TierConfigError, WriteOutcome
+from kvtiers.tiers import (
+    ChunkKey,
+    Namespace,
+    ReadOutcome,
+    TierConfigError,
+    WriteOutcome,
+    redis_scan,
+)
 from kvtiers.tiers.buffers import aligned_buffer
 from kvtiers.tiers.format import METADATA_BYTES
 from kvtiers.tiers.redis import RedisTier
@@ -581,3 +588,21 @@ def test_moving_a_chunk_takes_no_memory_of_its_size(server, open_tier):
         tracemalloc.stop()
     assert target == source
     assert peak < size // 16
+
+
+def test_namespaces_are_told_with_their_facts_among_keys_of_others(server, client, tier):
+    spaces = [Namespace(f"{n:032x}", {"n": n}) for n in range(3)]
+    for space in spaces:
+        write(tier, [ChunkKey(space, b"h" * 20)])
+    client.set("kvtiers:v1:damaged:about", "{")
+    client.lpush("kvtiers:v1:list:about", "x")
+    client.set("other:about", '{"n": 9}')
+    assert {s.id: s.facts for s in tier.namespaces(9)} == {s.id: s.facts for s in spaces}
+    assert len(tier.namespaces(2)) == 2
+
+
+def test_looking_for_namespaces_ends_however_many_keys_there_are(client, tier, monkeypatch):
+    monkeypatch.setattr(redis_scan, "_AT_ONCE", 1)
+    monkeypatch.setattr(redis_scan, "_PAGES_OF_FACTS", 3)
+    client.mset({f"kvtiers:v1:{n:032x}:about": '{"n": 1}' for n in range(500)})
+    assert 0 < len(tier.namespaces(500)) < 100

@@ -812,3 +812,14 @@ def test_no_more_requests_are_under_way_than_there_are_connections(server, prefi
     tier = on_s3(server, prefix, threads=3)
     assert tier.contains([key(number) for number in range(30)]) == [False] * 30
     assert most == 3
+
+
+@pytest.mark.parametrize("place", ["s3", "memory"])
+def test_namespaces_are_told_with_their_facts(server, prefix, place):
+    tier = on_s3(server, prefix) if place == "s3" else in_memory(prefix)
+    assert tier.namespaces(9) == []
+    spaces = [Namespace(f"{n:032x}", {"n": n}) for n in range(3)]
+    for space in spaces:
+        write(tier, key(1, space))
+    assert {s.id: s.facts for s in tier.namespaces(9)} == {s.id: s.facts for s in spaces}
+    assert len(tier.namespaces(2)) == 2

@@ -925,3 +925,24 @@ def test_a_lookup_is_no_use(tier):
     os.utime(path(tier, key(1)), (1, 1))
     assert tier.contains([key(1)]) == [True]
     assert used(tier, key(1)) == [10**9]
+
+
+# Whose KV lies there --------------------------------------------------------------
+
+
+def test_the_newest_namespaces_are_told_with_their_facts(tier):
+    spaces = [Namespace(f"{n:032x}", {"n": n}) for n in range(4)]
+    for age, space in enumerate(spaces):
+        write(tier, key(1, space))
+        os.utime(tier._layout.facts(space.id), (1000 - age, 1000 - age))
+    assert [(s.id, s.facts) for s in tier.namespaces(3)] == [(s.id, s.facts) for s in spaces[:3]]
+
+
+def test_what_names_no_facts_is_no_namespace(tier):
+    write(tier, key(1))
+    base = Path(tier._layout.base)
+    (base / "empty").mkdir()
+    (base / "file").touch()
+    (base / "damaged").mkdir()
+    (base / "damaged" / "namespace.json").write_text("{")
+    assert [space.id for space in tier.namespaces(9)] == [NAMESPACE.id]
