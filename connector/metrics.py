@@ -38,9 +38,11 @@ _COUNTERS = {
     "failures": "Chunks or calls that failed.",
     "timeouts": "Calls that were given up at their deadline.",
     "corrupt": "Chunks found damaged; each was a miss.",
+    "unreadable": "Chunks found that others encrypted, or did not encrypt; each was a miss.",
     "evictions": "Chunks evicted from the tier.",
     "dropped": "Chunks not stored because the tier had no room or could not keep up.",
-    "refused": "Chunks not stored because the policy did not admit them or the tier was full.",
+    "refused": "Chunks not stored because the policy did not admit them, the tier was full, or "
+    "their place has a chunk that only others can read.",
     "breaker_opened": "Times that the tier was left alone for failing or being slow.",
 }
 

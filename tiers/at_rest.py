@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 
 from kvtiers.tiers import format as chunk_format
-from kvtiers.tiers.base import ALIGNMENT, ChunkKey, Tier, TierConfig, TierConfigError
+from kvtiers.tiers.base import ALIGNMENT, ChunkKey, Tier, TierConfigError
 from kvtiers.tiers.buffers import aligned_buffer
+from kvtiers.tiers.encryption import AtRestConfig, keyring_of
+from kvtiers.tiers.format import Defect, Metadata
+from kvtiers.tiers.sealing import Sealing
+from kvtiers.tiers.unreadable import Unreadable
 
 
 class AtRestTier(Tier):
@@ -17,9 +22,14 @@ class AtRestTier(Tier):
         config: an instance of the class's ``Config``.
         payload_bytes: size of each chunk, a multiple of ``ALIGNMENT``.
 
+    Raises:
+        TierConfigError: the keys to encrypt with can't be used.
+
     """
 
-    def __init__(self, config: TierConfig, payload_bytes: int) -> None:
+    config: AtRestConfig
+
+    def __init__(self, config: AtRestConfig, payload_bytes: int) -> None:
         super().__init__(config, payload_bytes)
         if payload_bytes <= 0 or payload_bytes % ALIGNMENT:
             raise ValueError(f"payload_bytes must be a multiple of {ALIGNMENT}: {payload_bytes}")
@@ -27,6 +37,9 @@ class AtRestTier(Tier):
         self._whole_bytes = payload_bytes + chunk_format.METADATA_BYTES
         self._scratch = threading.local()
         self._logged: set[object] = set()
+        keyring = keyring_of(config)
+        self._sealing = None if keyring is None else Sealing(keyring)
+        self._unreadable = Unreadable()
 
     @property
     def chunk_bytes(self) -> int:
@@ -40,18 +53,62 @@ class AtRestTier(Tier):
             buffer = self._scratch.tail = aligned_buffer(self.chunk_bytes - self.payload_bytes)
         return buffer
 
+    def _packed(self, key: ChunkKey, payload: memoryview, tail: memoryview) -> memoryview:
+        """What to store for a payload, with its metadata in ``tail``: itself, or encrypted.
+
+        The latter lies in this thread's memory until its next call.
+        """
+        metadata = tail[: chunk_format.METADATA_BYTES]
+        if self._sealing is None:
+            chunk_format.pack(key, payload, time.time(), metadata)
+            return payload
+        sealed: memoryview | None = getattr(self._scratch, "sealed", None)
+        if sealed is None:
+            sealed = self._scratch.sealed = aligned_buffer(self.payload_bytes)
+        self._sealing.seal(key, payload, time.time(), metadata, sealed)
+        return sealed
+
     def _defect(
         self, nbytes: int, tail: memoryview, key: ChunkKey, payload: memoryview
-    ) -> chunk_format.Defect | None:
-        """Why what was read is not the chunk, ``nbytes`` of it; None if it is."""
+    ) -> Defect | None:
+        """Why what was read is not the chunk, ``nbytes`` of it; None if it is.
+
+        Decrypts it in place. What is none of this engine's to read is remembered.
+        """
         if nbytes < self._whole_bytes:
-            return chunk_format.Defect.TRUNCATED
+            return Defect.TRUNCATED
         if nbytes > self.chunk_bytes:
-            return chunk_format.Defect.WRONG_LENGTH
+            return Defect.WRONG_LENGTH
         found = chunk_format.unpack(tail)
-        if isinstance(found, chunk_format.Defect):
+        if isinstance(found, Defect):
             return found
-        return chunk_format.verify(found, key, payload)
+        if self._sealing is None:
+            defect = chunk_format.verify(found, key, payload)
+        else:
+            defect = chunk_format.misnamed(found, key, payload.nbytes)
+            defect = defect or self._sealing.open(found, tail, payload)
+        if defect is not None and defect.foreign:
+            self._unreadable.add(key, found.created)
+        elif defect is None:
+            self._unreadable.discard(key)
+        return defect
+
+    def _is_ours(self, metadata: Metadata, key: ChunkKey) -> bool:
+        """Whether this engine could read a chunk of that name, by its metadata."""
+        if self._sealing is not None:
+            readable = self._sealing.readable(metadata) is None
+        else:
+            readable = metadata.codec == chunk_format.CODEC_NONE
+        if not readable:
+            self._unreadable.add(key, metadata.created)
+        return readable
+
+    def _log_foreign(self, where: str, defect: Defect) -> None:
+        self._log_once(
+            defect,
+            f"{where}: {defect.value}. It counts as a miss and is left alone for now. Engines "
+            "share only what they can all read: give them the same keys, or a place each.",
+        )
 
     def _log_once(self, what: object, text: str) -> None:
         if what not in self._logged:

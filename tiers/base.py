@@ -60,6 +60,8 @@ class ChunkKey:
         position: index of the chunk in its prefix, -1 if unknown.
         tenant: the request's ``cache_salt``, "" if unknown. Already part of
             ``hash``; here for tiers with quotas.
+        parent: hash of the chunk before it in its prefix, None if there is none or it is
+            unknown. Here for tiers that evict by themselves.
 
     """
 
@@ -67,6 +69,7 @@ class ChunkKey:
     hash: bytes
     position: int = field(default=-1, compare=False)
     tenant: str = field(default="", compare=False)
+    parent: bytes | None = field(default=None, compare=False)
 
 
 class ReadOutcome(enum.Enum):
@@ -80,6 +83,9 @@ class ReadOutcome(enum.Enum):
     """It was there but damaged or not what it claims to be; now out of the way."""
     FAILED = "failed"
     """The tier could not answer (I/O error, connection lost, timed out)."""
+    UNREADABLE = "unreadable"
+    """It is there for others: encrypted with a key that this engine lacks, or in clear where
+    only encrypted chunks are trusted. A miss; it was left as it is."""
 
 
 class WriteOutcome(enum.Enum):
@@ -93,6 +99,8 @@ class WriteOutcome(enum.Enum):
     """The tier is full."""
     FAILED = "failed"
     """The tier could not answer. Nobody can read a part of the chunk."""
+    TAKEN = "taken"
+    """Its place has a chunk that others can read and this engine can't; nothing was written."""
 
 
 @dataclass(frozen=True, slots=True)

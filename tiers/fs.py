@@ -21,11 +21,11 @@ from kvtiers.tiers.base import (
     Namespace,
     ReadOutcome,
     Tier,
-    TierConfig,
     Usage,
     WriteOutcome,
 )
 from kvtiers.tiers.direct_io import opened, transfer_in, transfer_out
+from kvtiers.tiers.encryption import AtRestConfig
 from kvtiers.tiers.fs_layout import (
     Layout,
     Place,
@@ -95,7 +95,7 @@ class FsTier(AtRestTier):
 
     """
 
-    class Config(TierConfig):
+    class Config(AtRestConfig):
         """Options of the filesystem tier.
 
         Attributes:
@@ -200,7 +200,9 @@ class FsTier(AtRestTier):
         namespaces = {key.namespace.id: key.namespace for key in keys}
         usable = {name: self._accepts(namespace) for name, namespace in namespaces.items()}
         return [
-            usable[key.namespace.id] and os.access(self._layout.place(key).path, os.F_OK)
+            usable[key.namespace.id]
+            and os.access(self._layout.place(key).path, os.F_OK)
+            and not self._unreadable.hides(key)
             for key in keys
         ]
 
@@ -261,6 +263,9 @@ class FsTier(AtRestTier):
                     self._stuck.discard(place.path)
                     _touch(descriptor, stamp)
                     return ReadOutcome.HIT
+                if defect.foreign:
+                    self._log_foreign(place.path, defect)
+                    return ReadOutcome.UNREADABLE
                 # While the descriptor is open nothing else can have its inode.
                 self._quarantine(place, os.fstat(descriptor))
         except OSError as error:
@@ -305,6 +310,11 @@ class FsTier(AtRestTier):
             if not self._namespaces.accepts(key.namespace, create=True):
                 return WriteOutcome.REFUSED
             place.refuse_links()
+            if self._unreadable.must_leave(key) and os.access(place.path, os.F_OK):
+                return WriteOutcome.TAKEN
+            if self._unreadable.may_replace(key):
+                self._stuck.add(place.path)
+                self._unreadable.discard(key)
             if self._is_stored(place, stamp):
                 return WriteOutcome.EXISTS
         except OSError as error:
@@ -340,11 +350,11 @@ class FsTier(AtRestTier):
         temporary = self._layout.temporary(key.namespace.id, place.name)
         refuse_link(os.path.dirname(temporary))
         tail = self._tail_buffer()
-        chunk_format.pack(key, payload, time.time(), tail[: chunk_format.METADATA_BYTES])
+        stored = self._packed(key, payload, tail)
         # A read may have left something there.
         tail[chunk_format.METADATA_BYTES :] = bytes(tail.nbytes - chunk_format.METADATA_BYTES)
         try:
-            self._write_temporary(temporary, payload, tail, stamp)
+            self._write_temporary(temporary, stored, tail, stamp)
             published = self._publish(temporary, place)
         except OSError:
             _unlink_quietly(temporary)

@@ -198,6 +198,7 @@ class Promotion:
             request.give_up((chunk.key,))
         if outcome is ReadOutcome.CORRUPT:
             tier.counts["corrupt"] += 1
+        tier.counts["unreadable"] += outcome is ReadOutcome.UNREADABLE
         # Somebody else removes chunks there.
         tier.stale |= outcome is ReadOutcome.MISS
         if outcome is not ReadOutcome.FAILED:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, ClassVar
 
-from kvtiers.tiers import format as chunk_format
 from kvtiers.tiers.at_rest import AtRestTier, check_capacity
 from kvtiers.tiers.base import (
     ChunkKey,
@@ -106,7 +104,9 @@ class RedisTier(AtRestTier):
             usable = self._usable(session, keys)
             replies = session.ask([[b"EXISTS", self._keys.chunk(key)] for key in keys])
         return [
-            self._checked(reply) == 1 and usable[key.namespace.id]
+            self._checked(reply) == 1
+            and usable[key.namespace.id]
+            and not self._unreadable.hides(key)
             for key, reply in zip(keys, replies, strict=True)
         ]
 
@@ -138,7 +138,9 @@ class RedisTier(AtRestTier):
                 for key, payload, found in zip(keys, buffers, there, strict=True):
                     if not usable[key.namespace.id]:
                         outcomes.append(WriteOutcome.REFUSED)
-                    elif found == 1:
+                    elif found == 1 and self._unreadable.must_leave(key):
+                        outcomes.append(WriteOutcome.TAKEN)
+                    elif found == 1 and not self._unreadable.may_replace(key):
                         outcomes.append(WriteOutcome.EXISTS)
                     else:
                         outcomes.append(self._write(session, key, payload))
@@ -197,7 +199,12 @@ class RedisTier(AtRestTier):
         if nbytes is None:
             return ReadOutcome.MISS
         defect = self._defect(nbytes, metadata, key, payload)
-        return self._corrupt(session, name, defect.value) if defect else ReadOutcome.HIT
+        if defect is None:
+            return ReadOutcome.HIT
+        if defect.foreign:
+            self._log_foreign(name.decode(), defect)
+            return ReadOutcome.UNREADABLE
+        return self._corrupt(session, name, defect.value)
 
     def _corrupt(self, session: Session, name: bytes, why: str) -> ReadOutcome:
         """Delete a value that is not what it claims to be, so that it can be stored anew."""
@@ -222,11 +229,13 @@ class RedisTier(AtRestTier):
         reserved = self.chunk_bytes
         try:
             metadata = self._tail_buffer()
-            chunk_format.pack(key, payload, time.time(), metadata)
-            head, tail = pack_around((b"SET", name), self.chunk_bytes, (b"NX", *self._lasting))
-            session.send([head, payload, metadata, tail], answers=1)
+            stored = self._packed(key, payload, metadata)
+            unless = () if self._unreadable.may_replace(key) else (b"NX",)
+            head, tail = pack_around((b"SET", name), self.chunk_bytes, (*unless, *self._lasting))
+            session.send([head, stored, metadata, tail], answers=1)
             if self._checked(session.reply()) is None:
                 return WriteOutcome.EXISTS
+            self._unreadable.discard(key)
             self._ledger.present(name, self.chunk_bytes, reserved=reserved)
             reserved = 0
             return WriteOutcome.STORED

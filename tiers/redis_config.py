@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated, Any
 
-from kvtiers.tiers.base import MAX_THREADS, TierConfig
+from kvtiers.tiers.base import MAX_THREADS
+from kvtiers.tiers.encryption import AtRestConfig
+from kvtiers.tiers.file_option import FileOption
 from kvtiers.tiers.redis_url import Address, parse, separated
 from kvtiers.tiers.units import seconds
 from pydantic import (
-    AfterValidator,
-    BeforeValidator,
     ConfigDict,
     SecretStr,
     StrictBool,
@@ -36,23 +35,7 @@ _CALLED_HERE = {
 _OF_TLS = ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile", "ssl_check_hostname")
 
 
-def _file(value: object) -> object:
-    if value == "":
-        raise ValueError("it is empty. Name a file, or leave it out")
-    return value
-
-
-def _at_home(path: Path) -> Path:
-    try:
-        return path.expanduser()
-    except RuntimeError as error:
-        raise ValueError("there is no such user. Write the path in full") from error
-
-
-PemFile = Annotated[Path, BeforeValidator(_file), AfterValidator(_at_home)]
-
-
-class RedisConfig(TierConfig):
+class RedisConfig(AtRestConfig):
     """Options of the Redis tier.
 
     Attributes:
@@ -84,9 +67,9 @@ class RedisConfig(TierConfig):
     username: str | None = None
     password: SecretStr | None = None
     database: int | None = None
-    ssl_ca_certs: PemFile | None = None
-    ssl_certfile: PemFile | None = None
-    ssl_keyfile: PemFile | None = None
+    ssl_ca_certs: FileOption | None = None
+    ssl_certfile: FileOption | None = None
+    ssl_keyfile: FileOption | None = None
     ssl_check_hostname: StrictBool = True
     ttl: int | None = None
     key_prefix: str = "kvtiers:"

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Literal, Self
 
-from kvtiers.tiers.base import TierConfig
+from kvtiers.tiers.encryption import AtRestConfig
 from kvtiers.tiers.remote_dialects import dialect_of
 from kvtiers.tiers.remote_url import (
     check_option_names,
@@ -80,7 +80,7 @@ def _texts(value: object) -> Iterator[str]:
         yield value
 
 
-class RemoteFsConfig(TierConfig):
+class RemoteFsConfig(AtRestConfig):
     """Options of the filesystem tier on a URL.
 
     Attributes:

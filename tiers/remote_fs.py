@@ -19,7 +19,6 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import ClassVar
 
-from kvtiers.tiers import format as chunk_format
 from kvtiers.tiers.at_rest import AtRestTier, check_capacity
 from kvtiers.tiers.base import (
     ChunkKey,
@@ -73,7 +72,7 @@ class RemoteFsTier(AtRestTier):
         check_capacity("filesystem", config.capacity, self.chunk_bytes)
         self._store, root = open_store(config, self.chunk_bytes)
         self._layout = RemoteLayout(root)
-        self._lookup = Lookup(self._store, self._layout, payload_bytes)
+        self._lookup = Lookup(self._store, self._layout, payload_bytes, self._is_ours)
         self._ledger = Ledger(config.capacity)
         self._namespaces = NamespaceBook(_RemoteFacts(self._store, self._layout))
         self._stuck = Stuck()
@@ -98,7 +97,10 @@ class RemoteFsTier(AtRestTier):
         usable = {name: self._namespaces.accepts(each) for name, each in namespaces.items()}
         asked = [key for key in keys if usable[key.namespace.id]]
         there = iter(self._lookup.find(asked))
-        return [usable[key.namespace.id] and next(there) for key in keys]
+        return [
+            usable[key.namespace.id] and next(there) and not self._unreadable.hides(key)
+            for key in keys
+        ]
 
     def read(self, keys: Sequence[ChunkKey], buffers: Sequence[memoryview]) -> list[ReadOutcome]:
         """See ``Tier.read``. fsspec hands out bytes of its own in most cases: one more copy."""
@@ -158,6 +160,9 @@ class RemoteFsTier(AtRestTier):
         if defect is None:
             self._stuck.discard(path)
             return ReadOutcome.HIT
+        if defect.foreign:
+            self._log_foreign(path, defect)
+            return ReadOutcome.UNREADABLE
         self._log_once(defect, f"{path}: {defect.value}. It counts as a miss, and is removed.")
         self._remove_damaged(key)
         return ReadOutcome.CORRUPT
@@ -183,6 +188,9 @@ class RemoteFsTier(AtRestTier):
             with self._ledger.changing([name_of(key)], self._until()):
                 if self._path(key) not in self._stuck and self._lookup.ask([key])[0]:
                     return WriteOutcome.EXISTS
+                # Asking has found out what lies there.
+                if self._unreadable.must_leave(key):
+                    return WriteOutcome.TAKEN
                 return self._store_chunk(key, payload)
         except OSError as error:
             self._log_error("write", error)
@@ -195,11 +203,12 @@ class RemoteFsTier(AtRestTier):
         reserved = self.chunk_bytes
         try:
             metadata = self._tail_buffer()
-            chunk_format.pack(key, payload, time.time(), metadata)
+            stored = self._packed(key, payload, metadata)
             # Bytes of our own: a request that timed out may still be reading them.
-            content = b"".join((payload, metadata))
+            content = b"".join((stored, metadata))
             self._store.publish(path, self._layout.temporary_for(path), content)
             self._stuck.discard(path)
+            self._unreadable.discard(key)
             self._ledger.present(name_of(key), self.chunk_bytes, reserved=reserved)
             reserved = 0
             return WriteOutcome.STORED

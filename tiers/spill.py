@@ -40,9 +40,11 @@ class Spill:
             return
         admitted = self._residency.policy.admit(run, tier.name)
         tier.counts["refused"] += len(run) - admitted
-        for key in run.chunks[:admitted]:
-            if isinstance(key, bytes) and self._writable(tier, key) is not None:
-                tier.backlog[key] = None
+        lacking = [key for key in run.chunks[:admitted] if self._writable(tier, key) is not None]
+        if not tier.breaker.closed():
+            tier.counts["dropped"] += len(lacking)
+            return
+        tier.backlog.update((key, None) for key in lacking if isinstance(key, bytes))
         # Of more than the arena has slots, the first were evicted long ago.
         excess = max(0, len(tier.backlog) - self._residency.cpu.arena.slots)
         for key in list(islice(tier.backlog, excess)):
@@ -54,11 +56,6 @@ class Spill:
         """Queue what of the backlog there is room for, in the order in which it came."""
         room = tier.store_room()
         if not tier.backlog or not room:
-            return
-        # Asked last: a breaker that lets a probe through must see one.
-        if not tier.breaker.allows():
-            tier.counts["dropped"] += len(tier.backlog)
-            tier.backlog.clear()
             return
         for batch in tier.batches(self._next_of(tier, room)):
             self._submit(tier, batch)
@@ -105,8 +102,18 @@ class Spill:
                 tier.wrote = True
             elif outcome is WriteOutcome.REFUSED:
                 tier.counts["refused"] += 1
+                # Makes room, which ``TAKEN`` would not be helped by.
                 tier.refused += self._residency.chunk_bytes
+            elif outcome is WriteOutcome.TAKEN:
+                tier.counts["refused"] += 1
         self._residency.now_in(tier, there)
+
+    def give_up(self, tier: LowerTier) -> None:
+        """The tier keeps failing: drop what waits for it, as far as it has not begun."""
+        tier.counts["dropped"] += len(tier.backlog)
+        tier.backlog.clear()
+        for op in tier.queued_stores():
+            self._cancel(tier, op)
 
     def cancel_queued(self, n: int) -> None:
         """Stores that only wait must not keep ``n`` slots from those who need them now."""
@@ -116,6 +123,9 @@ class Spill:
             for op in tier.queued_stores():
                 if table.pinned <= goal:
                     return
-                if tier.cancel(op):
-                    tier.counts["dropped"] += len(op.keys)
-                    table.unpin(op.slots)
+                self._cancel(tier, op)
+
+    def _cancel(self, tier: LowerTier, op: Op) -> None:
+        if tier.cancel(op):
+            tier.counts["dropped"] += len(op.keys)
+            self._residency.slots.unpin(op.slots)

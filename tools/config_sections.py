@@ -204,7 +204,7 @@ def as_text(value: object) -> str:
     """A value as a person would write it."""
     if value is None:
         return "not set"
-    if isinstance(value, Capacity | Path | Mapping | SecretStr):
+    if isinstance(value, Capacity | Path | Mapping | SecretStr | BaseModel):
         return str(value)
     return value if isinstance(value, str) else json.dumps(value, default=str)
 

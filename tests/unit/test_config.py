@@ -358,8 +358,8 @@ def test_a_misspelt_key_names_its_path_its_line_and_the_nearest_spelling(yaml_fi
     """)
     assert problem({"config": file}) == (
         f"tiers[1].capcity (from file {file}:5) is not a key that kvtiers knows. Did you mean "
-        "'capacity'? Known here: block_size, buffer, capacity, deadline, direct, fsync, headroom, "
-        "name, path, threads, type. Correct it or leave it out."
+        "'capacity'? Known here: block_size, buffer, capacity, deadline, direct, encryption, fsync, "
+        "headroom, name, path, threads, type. Correct it or leave it out."
     )
 
 

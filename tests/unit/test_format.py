@@ -97,7 +97,7 @@ def test_another_version_is_named_even_if_it_seals_its_block_differently():
 
 def test_an_unknown_codec_is_named():
     block = packed()
-    struct.pack_into("<H", block, 10, 1)
+    struct.pack_into("<H", block, 10, 2)
     assert unpack(reseal(block)) is Defect.UNKNOWN_CODEC
 
 
