@@ -6,6 +6,7 @@ Method: Nygard, "Release It!" (circuit breaker), with exponential back-off.
 from __future__ import annotations
 
 import enum
+import math
 from collections import Counter
 from collections.abc import Callable, Hashable
 
@@ -54,6 +55,16 @@ class Breaker:
         self._culprits: set[Hashable] = set()
         self._open_until = 0.0
         self.state = BreakerState.CLOSED
+
+    @property
+    def cooldown(self) -> float:
+        """Seconds from when it opens, or was probed last, to the next probe."""
+        return self._cooldown
+
+    @property
+    def probe_at(self) -> float:
+        """When ``allows`` lets the next probe through; infinite while nothing is restricted."""
+        return math.inf if self.state is BreakerState.CLOSED else self._open_until
 
     def trip(self) -> None:
         """Open it without a call: it is known already that one would fail."""

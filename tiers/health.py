@@ -1,70 +1,104 @@
-"""What the outcome of a call says of its tier: figures, the breaker, the log."""
+"""What the outcome of a call says of its tier: figures, the breaker, the log; and probes.
+
+A tier that is left alone is asked by a probe of our own whether it answers again, and not
+by the next request, which would wait for that until its deadline.
+"""
 
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable
 
-from kvtiers.tiers.base import ReadOutcome, WriteOutcome
+from kvtiers.tiers.base import ChunkKey, ReadOutcome, WriteOutcome
 from kvtiers.tiers.lower import LowerTier
+from kvtiers.tiers.outages import Outages
+from kvtiers.tiers.residency import Residency
 from kvtiers.tiers.workers import Op, OpKind
 
 logger = logging.getLogger(__name__)
+
+# Any key will do: what matters is that there is an answer.
+_PROBED = bytes(16)
 
 
 class Health:
     """Judges ops as they come back. One thread: the hierarchy's.
 
     Args:
-        chunk_bytes: size of a chunk's payload.
+        residency: for the namespace that is asked for, and what may be asked at all.
         clock: what deadlines are measured on.
 
     """
 
-    def __init__(self, chunk_bytes: int, clock: Callable[[], float]) -> None:
-        self._chunk_bytes = chunk_bytes
+    def __init__(self, residency: Residency, clock: Callable[[], float]) -> None:
+        self._residency = residency
         self._clock = clock
+        self._outages = {tier.name: Outages(tier.name) for tier in residency.lower}
 
-    def judge(self, tier: LowerTier, op: Op) -> None:
-        """An op came back, once."""
+    def judge(self, tier: LowerTier, op: Op) -> bool:
+        """An op came back, once. Returns True if the tier is to be left alone from now on."""
         if op.error is not None:
             _log_once(tier, op)
         failures = op.reads.count(ReadOutcome.FAILED) + op.writes.count(WriteOutcome.FAILED)
         if op.error is not None or failures:
             tier.counts["failures"] += max(1, failures)
-            if op.kind is not OpKind.SCAN:
-                # Nobody waits for a scan: it is tried again, and says nothing of the rest.
-                _failed(tier, op.kind)
-        elif self._clock() >= op.deadline and not op.given_up:
+            # Nobody waits for a scan: it is tried again, and says nothing of the rest.
+            return op.kind is not OpKind.SCAN and self._failed(tier, op.kind, _reason(op))
+        if self._clock() >= op.deadline and not op.given_up:
             # Right, but too late: between two steps nobody looked at the clock.
-            self.too_late(tier, op.kind)
-        elif not op.given_up and op.kind is not OpKind.SCAN:
-            _answers(tier, op.kind)
+            return self.too_late(tier, op.kind)
+        if not op.given_up and op.kind is not OpKind.SCAN:
+            self._answers(tier, op.kind)
             speed = {OpKind.READ: tier.reads, OpKind.WRITE: tier.writes}.get(op.kind)
             if speed is not None:
-                speed.observe(len(op.keys) * self._chunk_bytes, op.seconds)
+                speed.observe(len(op.keys) * self._residency.chunk_bytes, op.seconds)
+        return False
 
-    def too_late(self, tier: LowerTier, kind: OpKind) -> None:
-        """A call of that kind has missed its deadline."""
+    def too_late(self, tier: LowerTier, kind: OpKind) -> bool:
+        """A call has missed its deadline. Returns True if the tier is to be left alone."""
         tier.counts["timeouts"] += 1
-        _failed(tier, kind)
+        return self._failed(tier, kind, f"took longer than its deadline of {tier.deadline:g} s")
 
-
-def _answers(tier: LowerTier, kind: OpKind) -> None:
-    if not tier.breaker.closed():
+    def away(self, tier: LowerTier, why: str) -> None:
+        """The tier does not answer, as is known without a call: leave it alone."""
+        tier.breaker.trip()
         tier.unseen = True
-        logger.info("The %s tier answers (again), and is used.", tier.name)
-    tier.breaker.success(kind)
+        self._outages[tier.name].begins(why, self._clock())
+
+    def probe_due(self, tier: LowerTier) -> float:
+        """When a tier that is left alone is to be probed; infinite if it is not."""
+        under_way = any(op.kind is OpKind.PROBE and not op.given_up for op in tier.ops)
+        wanted = self._residency.may_hold(tier) and not under_way
+        return tier.breaker.probe_at if wanted else math.inf
+
+    def probe(self, tier: LowerTier) -> None:
+        """Ask a tier that is left alone whether it answers again, when that is due."""
+        now = self._clock()
+        if self.probe_due(tier) <= now and tier.breaker.allows():
+            key = ChunkKey(self._residency.namespace, _PROBED)
+            deadline = now + tier.deadline
+            tier.submit(Op(OpKind.PROBE, [key], epoch=self._residency.epoch, deadline=deadline))
+
+    def _answers(self, tier: LowerTier, kind: OpKind) -> None:
+        if not tier.breaker.closed():
+            tier.unseen = True
+            self._outages[tier.name].ends(self._clock())
+        tier.breaker.success(kind)
+
+    def _failed(self, tier: LowerTier, kind: OpKind, why: str) -> bool:
+        was_used = tier.breaker.closed()
+        if not tier.breaker.failure(kind):
+            return False
+        tier.counts["breaker_opened"] += was_used
+        text = f"{kind.value}() keeps failing, lastly it {why}; first probe in "
+        seconds = f"{tier.breaker.cooldown:g} s"
+        self._outages[tier.name].begins(text + seconds, self._clock())
+        return was_used
 
 
-def _failed(tier: LowerTier, kind: OpKind) -> None:
-    if tier.breaker.failure(kind):
-        tier.counts["breaker_opened"] += 1
-        logger.warning(
-            "The %s tier keeps failing or is too slow: it is left alone for now and "
-            "probed again by itself.",
-            tier.name,
-        )
+def _reason(op: Op) -> str:
+    return "failed" if op.error is None else f"raised {type(op.error).__name__}"
 
 
 def _log_once(tier: LowerTier, op: Op) -> None:

@@ -140,7 +140,7 @@ class Hierarchy:
         self._eviction = Eviction(self._residency, self._spill)
         self._promotion = Promotion(self._residency, self._eviction, patience)
         self._copies = EngineCopies(self._residency, self._eviction)
-        self._health = Health(self._residency.chunk_bytes, clock)
+        self._health = Health(self._residency, clock)
         self._requests: dict[str, RequestState] = {}
         self._ahead = Ahead(self._residency, self._promotion, self.policy, window)
         self._lookups = Lookups(
@@ -184,13 +184,7 @@ class Hierarchy:
         if why_away is None:
             self._eviction.scan(tier)
             return
-        tier.breaker.trip()
-        tier.unseen = True
-        logger.warning(
-            "The %s tier is left alone for now and probed again by itself: %s",
-            tier.name,
-            why_away,
-        )
+        self._health.away(tier, why_away)
 
     def _thread_workers(
         self, tier: Tier, done: Callable[[Op], None], threads: int
@@ -501,7 +495,8 @@ class Hierarchy:
         now = self._clock()
         for tier in self._lower:
             for op in tier.overdue(now):
-                self._give_up(tier, op)
+                self._overdue(tier, op)
+            self._health.probe(tier)
         self._promotion.start()
         if now >= self._chores_due:
             self._chores_due = now + _CHORES_SECONDS
@@ -538,7 +533,7 @@ class Hierarchy:
         return min(
             self._promotion.due(),
             max(self._chores_due, self._chores_wanted()),
-            *(tier.due() for tier in self._lower),
+            *(min(tier.due(), self._health.probe_due(tier)) for tier in self._lower),
         )
 
     def _chores_wanted(self) -> float:
@@ -562,7 +557,8 @@ class Hierarchy:
         tier.returned(op)
         if op.usage is not None:
             tier.used = op.usage.nbytes
-        self._health.judge(tier, op)
+        if self._health.judge(tier, op):
+            self._leave_alone(tier)
         # What was asked in an earlier epoch, or is no longer waited for,
         # changes nothing any more; only its pins end here.
         if op.epoch == self._residency.epoch and not op.given_up:
@@ -574,7 +570,7 @@ class Hierarchy:
         elif op.kind is OpKind.SCAN and (op.usage is not None or op.error is not None):
             tier.scanning, tier.scan_seconds = False, op.seconds
             tier.unseen |= op.error is not None
-        if op.kind is not OpKind.CONTAINS:
+        if op.kind not in (OpKind.CONTAINS, OpKind.PROBE):
             self._eviction.enforce(tier)
         if op.kind in (OpKind.WRITE, OpKind.REMOVE):
             self._spill.resume(tier)
@@ -591,17 +587,31 @@ class Hierarchy:
             if op.usage is not None and op.error is None and tier.since is not None:
                 tier.sweep = self._residency.sweep(tier, op.seen)
 
+    def _overdue(self, tier: LowerTier, op: Op) -> None:
+        if op.given_up:
+            return
+        self._give_up(tier, op)
+        if tier.cancel(op):
+            self._residency.slots.unpin(op.slots)
+        if self._health.too_late(tier, op.kind):
+            self._leave_alone(tier)
+
     def _give_up(self, tier: LowerTier, op: Op) -> None:
-        """An op is overdue: whoever waits for it waits no longer."""
+        """Whoever waits for the op waits no longer."""
         op.given_up = True
-        self._health.too_late(tier, op.kind)
         if op.epoch == self._residency.epoch:
             if op.kind is OpKind.READ:
                 self._promotion.give_up(tier, op)
             elif op.kind is OpKind.CONTAINS:
                 self._lookups.answered(tier, op, [False] * len(op.keys))
-        if tier.cancel(op):
-            self._residency.slots.unpin(op.slots)
+
+    def _leave_alone(self, tier: LowerTier) -> None:
+        """The tier keeps failing: whoever waits for what it has not begun waits no longer."""
+        self._spill.give_up(tier)
+        for op in tier.unbegun_for_requests():
+            if tier.cancel(op):
+                self._give_up(tier, op)
+                self._residency.slots.unpin(op.slots)
 
     # Reset, figures, end ----------------------------------------------------
 
@@ -654,8 +664,9 @@ class Hierarchy:
     @owning
     def idle(self) -> bool:
         """Whether no move is under way and no answer waits to be taken in."""
+        nobodys = (OpKind.SCAN, OpKind.PROBE)
         ops = (op for tier in self._lower for op in tier.ops)
-        return not self._done and all(op.kind is OpKind.SCAN for op in ops)
+        return not self._done and all(op.kind in nobodys for op in ops)
 
     @owning
     def pinned(self) -> int:

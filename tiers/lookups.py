@@ -56,7 +56,7 @@ class Lookups:
             request.asked.add(key)
         named = [ChunkKey(self._residency.namespace, key) for key in unknown]
         for tier in self._residency.lower if unknown else ():
-            if not self._residency.may_hold(tier) or not tier.breaker.allows():
+            if not self._residency.may_hold(tier) or not tier.breaker.closed():
                 continue
             for key in unknown:
                 request.unanswered[key] = request.unanswered.get(key, 0) + 1

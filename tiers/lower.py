@@ -184,6 +184,11 @@ class LowerTier:
             budget = min(budget, self.capacity - self.used - self.storing)
         return max(0, budget // self.chunk_bytes)
 
+    def unbegun_for_requests(self) -> list[Op]:
+        """Lookups and loads that have not begun: requests wait for them."""
+        kinds = (OpKind.CONTAINS, OpKind.READ)
+        return [op for op in self.ops if op.kind in kinds and not (op.started or op.given_up)]
+
     def queued_stores(self) -> list[Op]:
         """Stores that have not begun, the last queued first: it would wait longest."""
         return [op for op in reversed(self.ops) if op.kind is OpKind.WRITE and not op.started]

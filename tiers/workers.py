@@ -35,10 +35,12 @@ class OpKind(enum.Enum):
     WRITE = "write"
     REMOVE = "remove"
     SCAN = "scan"
+    PROBE = "probe"
+    """``contains``, for nobody: whether a tier that was left alone answers again."""
 
 
 # Somebody waits for the answer to these.
-_URGENT = frozenset({OpKind.CONTAINS, OpKind.READ})
+_URGENT = frozenset({OpKind.CONTAINS, OpKind.READ, OpKind.PROBE})
 _CHANGING = frozenset({OpKind.WRITE, OpKind.REMOVE})
 
 
@@ -231,7 +233,7 @@ def scan(tier: Tier, op: Op, done: Callable[[Op], None], stopped: Callable[[], b
 def call(tier: Tier, op: Op) -> None:
     """Make the call that ``op`` stands for; what escapes becomes failed outcomes."""
     try:
-        if op.kind is OpKind.CONTAINS:
+        if op.kind in (OpKind.CONTAINS, OpKind.PROBE):
             op.found = _checked(tier.contains(op.keys), op)
         elif op.kind is OpKind.READ:
             op.reads = _checked(tier.read(op.keys, op.buffers), op)

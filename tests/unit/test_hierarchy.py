@@ -6,6 +6,7 @@ tests at the end use real threads.
 
 from __future__ import annotations
 
+import itertools
 import queue
 import threading
 from collections.abc import Callable, Sequence
@@ -17,6 +18,7 @@ from hierarchy_kit import (
     FIRST,
     DemotingLru,
     DictTier,
+    ManualWorkers,
     Stack,
     key,
     prefix,
@@ -425,26 +427,40 @@ def test_a_corrupt_chunk_is_a_miss_and_forgotten() -> None:
     assert disk.of(OpKind.CONTAINS)[0].keys == [ChunkKey(FIRST, run.chunks[0])], "asked anew"
 
 
-def test_a_failing_tier_is_left_alone_then_probed_then_used_again() -> None:
-    stack = stack_with(4)
+def break_down(stack: Stack) -> ManualWorkers:
+    """Lookups fail until the breaker opens."""
     disk = stack.workers["disk"]
-    disk.run()
     for i in range(5):
         stack.begin(f"r{i}", prefix(f"p{i}", 1))
-        disk.end_failed(disk.queued[0])
+        disk.end_failed(disk.of(OpKind.CONTAINS)[0])
         stack.h.poll()
     assert stack.h.stats()[-1].breaker is BreakerState.OPEN
+    return disk
+
+
+def recover(stack: Stack) -> None:
+    """A probe is answered, and then a lookup."""
+    stack.clock.now += 30
+    stack.settle()
+    assert stack.h.stats()[-1].breaker is BreakerState.CLOSED
+    stack.begin("after", prefix("after", 1))
+    stack.settle()
+
+
+def test_a_failing_tier_is_left_alone_then_probed_then_used_again() -> None:
+    stack = stack_with(4)
+    stack.settle()
+    disk = break_down(stack)
     before = len(disk.submitted)
-    run = prefix("q", 3)
-    stack.begin("open", run)
-    assert stack.look("open", run) == [MISS] * 3, "at once"
-    stack.store(run)
+    stack.clock.now += 0.9
     stack.h.tick()
-    assert len(disk.submitted) == before, "an open breaker costs nothing"
-    stack.clock.now += 1.0
-    stack.begin("probe", prefix("x", 3))
-    stack.begin("beside", prefix("y", 3))
-    assert [op.request_id for op in disk.submitted[before:]] == ["probe"]
+    assert len(disk.submitted) == before, "too early"
+    stack.clock.now += 0.1
+    stack.h.tick()
+    assert [op.kind for op in disk.submitted[before:]] == [OpKind.PROBE]
+    run = prefix("beside", 3)
+    stack.begin("beside", run)
+    assert stack.look("beside", run) == [MISS] * 3, "nobody waits for the probe"
     disk.run()
     stack.h.tick()
     assert stack.h.stats()[-1].breaker is BreakerState.CLOSED
@@ -452,24 +468,120 @@ def test_a_failing_tier_is_left_alone_then_probed_then_used_again() -> None:
     assert disk.submitted[-1].request_id == "after"
 
 
+def test_a_tier_that_is_left_alone_costs_nothing() -> None:
+    """No call, no wait, no pin, no backlog: as if there were no such tier."""
+    held = prefix("held", 3)
+    stack = stack_with(8, held)
+    stack.settle()
+    disk, tier = break_down(stack), stack.tiers["disk"]
+    assert isinstance(tier, DictTier)
+    calls, submitted = len(tier.calls), len(disk.submitted)
+    for name in "abc":
+        run = prefix(name, 8)
+        stack.begin(name, run)
+        stack.begin(f"{name} held", held)
+        assert not stack.h.waits(name)
+        assert stack.look(name, run) == [MISS] * 8
+        assert stack.look(f"{name} held", held) == [MISS] * 3
+        assert len(stack.store(run)) == 8, "the arena is there for all of it"
+        stack.h.tick()
+        assert stack.h.pinned() == 0
+        assert stack.h._lower[0].backlog == {}
+    assert (len(tier.calls), len(disk.submitted)) == (calls, submitted)
+    assert stack.counts()["disk"]["dropped"] == 3 * 8
+
+
+def test_what_a_tier_has_not_begun_is_a_miss_at_once_when_it_is_left_alone() -> None:
+    runs = [prefix(name, 2) for name in "abcdef"]
+    stack = stack_with(16, *runs)
+    stack.settle()
+    for number, run in enumerate(runs):
+        stack.begin(str(number), run)
+    stack.begin("asks", prefix("unknown", 1))
+    stack.h.tick()
+    disk = stack.workers["disk"]
+    for op in disk.of(OpKind.READ)[:5]:
+        disk.end_failed(op)
+    stack.h.tick()
+    assert disk.queued == []
+    assert stack.h.pinned() == 0
+    for number, run in enumerate(runs):
+        assert stack.look(str(number), run) == [MISS] * 2
+    assert not stack.h.waits("asks")
+
+
+def test_a_tier_that_hangs_is_probed_once_at_a_time_and_ever_less_often() -> None:
+    stack = stack_with(4)
+    stack.settle()
+    disk = break_down(stack)
+    times = []
+    for _ in range(4000):
+        before = disk.count(OpKind.PROBE)
+        stack.h.tick()
+        if disk.count(OpKind.PROBE) > before:
+            times.append(stack.clock.now)
+            disk.queued[-1].started = True  # and never comes back
+            disk.running.append(disk.queued.pop())
+        stack.clock.now += 0.1
+    waits = [round(later - sooner) for sooner, later in itertools.pairwise(times)]
+    cooldowns = [wait - DEADLINE for wait in waits]
+    assert cooldowns[:6] == [2, 4, 8, 16, 32, 60]
+    assert set(cooldowns[6:]) == {60}
+    assert stack.h.idle(), "probes are nobody's moves"
+
+
+def test_a_tier_that_flaps_is_in_the_log_once_in_a_while(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level("INFO")
+    stack = stack_with(4)
+    stack.settle()
+    flaps = 20
+    for _ in range(flaps):
+        break_down(stack)
+        recover(stack)
+    said = [r.getMessage() for r in caplog.records if r.name.endswith("outages")]
+    why = "contains() keeps failing, lastly it raised OSError; first probe in 1 s"
+    alone = f"The disk tier is left alone for now and probed again by itself: {why}"
+    back = "The disk tier answers again after 30 s, and is used."
+    assert said == [alone, back]
+    stack.clock.now += 600
+    break_down(stack)
+    said = [r.getMessage() for r in caplog.records if r.name.endswith("outages")]
+    assert said[2:] == [f"{alone} (and {flaps - 1} times more since that was last said)"]
+
+
+def test_an_outage_that_began_unsaid_is_said_if_it_lasts(caplog: pytest.LogCaptureFixture) -> None:
+    stack = stack_with(4)
+    stack.settle()
+    break_down(stack)
+    recover(stack)
+    disk = break_down(stack)
+    caplog.clear()
+    for _ in range(20):
+        stack.clock.now += 60
+        stack.h.tick()
+        for op in disk.of(OpKind.PROBE):
+            disk.end_failed(op)
+    said = [r.getMessage() for r in caplog.records if r.name.endswith("outages")]
+    assert len(said) == 1
+    assert "left alone" in said[0]
+
+
 def test_a_bad_probe_keeps_the_tier_out_for_longer() -> None:
     stack = stack_with(4)
-    disk = stack.workers["disk"]
-    disk.run()
-    for i in range(5):
-        stack.begin(f"r{i}", prefix(f"p{i}", 1))
-        disk.end_failed(disk.queued[0])
-    stack.h.poll()
+    stack.settle()
+    disk = break_down(stack)
     stack.clock.now += 1.0
-    stack.begin("probe", prefix("x", 1))
+    stack.h.tick()
     disk.end_failed(disk.queued[0])
     stack.h.poll()
     stack.clock.now += 1.5
-    stack.begin("too early", prefix("y", 1))
+    stack.h.tick()
     assert not disk.queued
     stack.clock.now += 0.5
-    stack.begin("second probe", prefix("y", 1))
-    assert len(disk.queued) == 1
+    stack.h.tick()
+    assert [op.kind for op in disk.queued] == [OpKind.PROBE]
 
 
 def test_a_chunk_that_only_a_broken_tier_holds_is_a_miss() -> None:
@@ -692,7 +804,9 @@ def test_a_backlog_is_dropped_when_the_breaker_opens() -> None:
     disk.end_failed(disk.of(OpKind.WRITE)[0])
     stack.h.tick()
     assert tier.backlog == {}
-    assert stack.counts()["disk"]["dropped"] == 4
+    assert disk.of(OpKind.WRITE) == [], "nor does what was queued pin slots any longer"
+    assert stack.h.pinned() == 0
+    assert stack.counts()["disk"]["dropped"] == 5
 
 
 def test_queued_stores_give_way_when_slots_are_needed_and_started_ones_do_not() -> None:

@@ -36,9 +36,8 @@ def break_down(stack: Stack) -> None:
 
 
 def come_back(stack: Stack) -> None:
-    """After a while a lookup is answered, and then what follows from it."""
+    """After a while a probe is answered, and then what follows from it."""
     stack.clock.now += SOON
-    stack.begin("probe", prefix("probe", 1))
     stack.settle()
     assert state(stack) is BreakerState.CLOSED
     stack.clock.now += SOON
@@ -65,7 +64,7 @@ def test_why_it_is_away_is_logged_once(caplog: pytest.LogCaptureFixture) -> None
     ]
 
 
-def test_one_that_comes_back_is_probed_by_a_request_used_and_looked_through() -> None:
+def test_one_that_comes_back_is_probed_used_and_looked_through() -> None:
     run = prefix("p", 3)
     stack = away(run)
     come_back(stack)
