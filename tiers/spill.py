@@ -102,7 +102,10 @@ class Spill:
                 tier.wrote = True
             elif outcome is WriteOutcome.REFUSED:
                 tier.counts["refused"] += 1
+                # Makes room, which ``TAKEN`` would not be helped by.
                 tier.refused += self._residency.chunk_bytes
+            elif outcome is WriteOutcome.TAKEN:
+                tier.counts["refused"] += 1
         self._residency.now_in(tier, there)
 
     def give_up(self, tier: LowerTier) -> None:
