@@ -140,6 +140,8 @@ class TierInfo:
         read_seconds: estimated time to promote that many bytes from it, kept up
             to date by the hierarchy from measurements.
         write_seconds: the same for storing that many bytes in it.
+        tenant_quota: bytes that each tenant may hold of it, None for no bound. Kept by
+            ``kvtiers.policies.quota``, around whatever policy.
 
     """
 
@@ -149,6 +151,7 @@ class TierInfo:
     persistent: bool = False
     read_seconds: Callable[[int], float] = lambda _nbytes: 0.0
     write_seconds: Callable[[int], float] = lambda _nbytes: 0.0
+    tenant_quota: int | None = None
 
 
 def one_second_a_chunk(run: Run) -> float:

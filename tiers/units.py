@@ -71,6 +71,26 @@ def seconds(such_as: str) -> BeforeValidator:
     return BeforeValidator(lambda value: read_seconds(value, such_as))
 
 
+def _portion(value: object) -> int | float | None:
+    if isinstance(value, str):
+        share = read_percent(value)
+        value = share if share is not None else read_size(value)
+        # None stands for no bound, and a misspelt one must not.
+        value = 0 if value is None else value
+    if value is None or (type(value) is int and value > 0):
+        return value
+    if type(value) is float and 0 < value <= 1:
+        return value
+    raise ValueError("it must be a size or a share of a tier's capacity, such as 10GiB or 20%")
+
+
+def portion_bytes(portion: float | None, whole: int | None) -> int | None:
+    """The bytes of a portion of ``whole``; None for no bound, or for a share of no bound."""
+    if isinstance(portion, float):
+        return None if whole is None else int(whole * portion)
+    return portion
+
+
 Share = Annotated[float, BeforeValidator(_share)]
 """A number from 0 to 1; a percentage is read too."""
 
@@ -82,3 +102,9 @@ Size = Annotated[int, SIZE]
 
 SizeOrAuto = Annotated[int | Literal["auto"], BeforeValidator(_size_or_auto)]
 """The same, or a choice left to the tier."""
+
+PORTION = BeforeValidator(_portion)
+"""Among a field's metadata, it says that an int is a size and a float is a share."""
+
+Portion = Annotated[int | float | None, PORTION]
+"""A number of bytes, or a share of a whole above 0 and up to 1; None for all of it."""
