@@ -96,6 +96,20 @@ def main_source(before: Mapping[str, float], after: Mapping[str, float]) -> str:
     return source if grown.get(source, 0) > 0 else COMPUTED
 
 
+def tier_figure(metrics: str, name: str, tier: str) -> float | None:
+    """A figure of a tier, over all engines, from the text of ``/metrics``; None if it is not there.
+
+    Args:
+        metrics: the text.
+        name: without what all have in common, such as ``hits_total``.
+        tier: as configured, or ``cpu`` or ``gpu``.
+
+    """
+    pattern = rf'^vllm:kvtiers_tier_{name}\{{[^}}]*\btier="{re.escape(tier)}"[^}}]*\}} (\S+)$'
+    found = re.findall(pattern, metrics, re.MULTILINE)
+    return sum(map(float, found)) if found else None
+
+
 def prompts(server: VllmServer, count: int, tokens: int, seed: int) -> list[list[int]]:
     """Different prompts of exactly that many tokens; another seed shares no block with them.
 

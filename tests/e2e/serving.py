@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from kvtiers.tools.measure import tier_figure
 from kvtiers.tools.server import VllmServer
 
 CONNECTOR = {"kv_connector": "TieredKVConnector", "kv_role": "kv_both"}
@@ -62,18 +62,14 @@ def default_root(home: Path) -> Path:
 
 def metric(server: VllmServer, name: str, tier: str) -> float | None:
     """A figure of the connector on vLLM's ``/metrics``, None if it is not there."""
-    return _figure(server, name, rf'\btier="{tier}"')
+    return tier_figure(server.get("/metrics"), name, tier)
 
 
 def metric_of(server: VllmServer, name: str, tier: str, engine: int) -> float | None:
     """The same of one of several engines."""
-    return _figure(server, name, rf'\bengine="{engine}"[^}}]*\btier="{tier}"')
-
-
-def _figure(server: VllmServer, name: str, labels: str) -> float | None:
-    pattern = rf"^vllm:kvtiers_tier_{name}\{{[^}}]*{labels}[^}}]*\}} (\S+)$"
-    found = re.findall(pattern, server.get("/metrics"), re.MULTILINE)
-    return sum(map(float, found)) if found else None
+    lines = server.get("/metrics").splitlines()
+    own = "\n".join(line for line in lines if f'engine="{engine}"' in line)
+    return tier_figure(own, name, tier)
 
 
 def wait_for_metric(
