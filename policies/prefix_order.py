@@ -18,7 +18,10 @@ Chunks are not kept one by one. Three facts make whole stretches cheap:
              an entry but to the newest end.
 
 A use costs one lookup per chain on the path, however long the chains are, and
-one per chunk of the run that is not there. See docs/design/policies.md.
+one per chunk of the run that is not there.
+
+Chunks, chains and segments are rows of columns and refer to each other by number:
+nothing here is an object that the garbage collector walks. See docs/design/policies.md.
 """
 
 from __future__ import annotations
@@ -26,72 +29,35 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from kvtiers.policies.base import ChunkId, Run
+from kvtiers.policies.columns import Objects, Table
 from kvtiers.policies.sharded import ShardedDict
 
+_NONE = -1
+# No segment: the row that no ring and no chain uses.
+_END = 0
 
-class _Chain:
-    """A path of the forest.
 
-    Attributes:
-        start: position of the first chunk.
-        parent: the chunk before the first, None if there is none or it is unknown.
-        chunks: ids, head first.
-        segments: what the chain is divided into, tail first, so that the most
-            recent one is at the end of the list.
+class Chains:
+    """Chunks, chains and segments, of one order or of several over different chunks.
 
+    An order of its own takes tens of kilobytes though it is empty; one that shares these,
+    a few hundred bytes.
     """
 
-    __slots__ = ("chunks", "parent", "segments", "start")
-
-    def __init__(
-        self,
-        start: int,
-        parent: ChunkId | None,
-        chunks: list[ChunkId],
-        segments: list[_Segment],
-    ) -> None:
-        self.start = start
-        self.parent = parent
-        self.chunks = chunks
-        self.segments = segments
-        for segment in segments:
-            segment.chain = self
-
-    @property
-    def end(self) -> int:
-        return self.start + len(self.chunks)
-
-    def locate(self, chunk: ChunkId, hint: int) -> int:
-        """Position of ``chunk``, probably ``hint``.
-
-        Only probably: a chunk that a scan found may not know its position.
-        """
-        i = hint - self.start
-        if 0 <= i < len(self.chunks) and self.chunks[i] == chunk:
-            return hint
-        return self.start + self.chunks.index(chunk)
-
-
-class _Segment:
-    """Positions ``begin`` to ``end`` (exclusive) of a chain, and its place in the ring."""
-
-    __slots__ = ("begin", "chain", "end", "newer", "older")
-
-    def __init__(self, chain: _Chain, begin: int, end: int) -> None:
-        self.chain = chain
-        self.begin = begin
-        self.end = end
-        self.newer = self
-        self.older = self
-
-    def link_before(self, newer: _Segment) -> None:
-        """Become the next older neighbour of ``newer``."""
-        older = newer.older
-        self.older, self.newer = older, newer
-        older.newer = newer.older = self
-
-    def unlink(self) -> None:
-        self.older.newer, self.newer.older = self.newer, self.older
+    def __init__(self) -> None:
+        self.rows: ShardedDict[ChunkId, int] = ShardedDict()
+        # A chunk's chain, its position in the prefix, and the row of the chunk before it,
+        # which only means something within the chain.
+        self.chunks = Table(3)
+        self.ids: Objects[ChunkId] = Objects()
+        # A chain's first position, and its segments with the head and with the tail.
+        self.chains = Table(3)
+        # The chunk before the first; None if there is none or it is unknown.
+        self.parents: Objects[ChunkId | None] = Objects()
+        # The row of a segment's last chunk; its neighbours in the ring; those in its chain,
+        # towards the head and towards the tail.
+        self.segments = Table(5)
+        self.segments.new(_NONE, _END, _END, _END, _END)
 
 
 class PrefixOrder:
@@ -99,29 +65,43 @@ class PrefixOrder:
 
     Iterating yields each chunk once, a child always before its parent. Nothing
     may be changed while an iterator is in use.
+
+    Args:
+        chains: shared with other orders, of which no two may hold the same chunk.
+
     """
 
-    def __init__(self) -> None:
-        self._chains: ShardedDict[ChunkId, _Chain] = ShardedDict()
-        self._ring = _Segment(_Chain(0, None, [], []), 0, 0)
+    def __init__(self, chains: Chains | None = None) -> None:
+        chains = Chains() if chains is None else chains
+        self._rows, self._ids, self._parent = chains.rows, chains.ids, chains.parents
+        self._chunks, self._chains, self._segments = chains.chunks, chains.chains, chains.segments
+        self._chain, self._position, self._before = chains.chunks.columns
+        self._start, self._head, self._tail = chains.chains.columns
+        self._last, self._newer, self._older, self._above, self._below = chains.segments.columns
+        # A segment without chunks, while there are others.
+        self._ring = _END
 
     def __len__(self) -> int:
-        return len(self._chains)
+        """Chunks of all orders that share the chains."""
+        return len(self._rows)
 
     def __contains__(self, chunk: ChunkId) -> bool:
-        return chunk in self._chains
+        return chunk in self._rows
 
     def __iter__(self) -> Iterator[ChunkId]:
-        segment = self._ring.newer
-        while segment is not self._ring:
-            chain = segment.chain
-            stretch = chain.chunks[segment.begin - chain.start : segment.end - chain.start]
-            yield from reversed(stretch)
-            segment = segment.newer
+        ids, before = self._ids, self._before
+        # Of the row that is no segment this is the row itself: then the ring is empty.
+        segment = self._newer[self._ring]
+        while segment != self._ring:
+            row = self._last[segment]
+            for _ in range(self._begin(segment), self._position[row] + 1):
+                yield ids[row]
+                row = before[row]
+            segment = self._newer[segment]
 
     def add(self, run: Run) -> None:
         """Take in what is missing of ``run``, and use all of it."""
-        chunks, known = run.chunks, self._chains
+        chunks, known = run.chunks, self._rows
         i, n = 0, len(chunks)
         while i < n:
             begin = i
@@ -136,34 +116,28 @@ class PrefixOrder:
     def add_oldest(self, run: Run) -> None:
         """Take in what is missing of ``run`` as older than all that is there."""
         for i in range(len(run)):
-            if run.chunks[i] not in self._chains:
+            if run.chunks[i] not in self._rows:
                 parent = run.chunks[i - 1] if i else run.parent
-                self._add_oldest(run.chunks[i], run.start + i, parent)
-
-    def _add_oldest(self, chunk: ChunkId, position: int, parent: ChunkId | None) -> None:
-        segment = _Segment(self._ring.chain, position, position + 1)
-        self._chains[chunk] = _Chain(position, parent, [chunk], [segment])
-        segment.link_before(self._ring.newer)
+                row = self._new_chunk(run.chunks[i], run.start + i, _NONE)
+                self._new_chain(row, parent, self._newer[self._its_ring()])
 
     def use(self, run: Run) -> None:
         """Make what is there of ``run`` the most recent, its head before its tail."""
-        chunks, get = run.chunks, self._chains.get
-        chain = None
+        chunks, get = run.chunks, self._rows.get
+        chain = _NONE
         i = len(chunks) - 1
         while i >= 0:
-            found = get(chunks[i])
-            if found is None:
+            row = get(chunks[i])
+            if row is None:
                 i -= 1
                 continue
-            chain = found
-            end = chain.locate(chunks[i], run.start + i) + 1
-            self._refresh(chain, end)
-            i -= end - chain.start
+            chain = self._refresh(row)
+            i -= self._position[row] + 1 - self._start[chain]
             if i >= 0:
-                chain.parent = chunks[i]
+                self._parent[chain] = chunks[i]
             elif i == -1 and run.parent is not None:
-                chain.parent = run.parent
-        if chain is not None:
+                self._parent[chain] = run.parent
+        if chain != _NONE:
             self._use_ancestors(chain)
 
     def discard(self, chunk: ChunkId) -> None:
@@ -171,87 +145,182 @@ class PrefixOrder:
 
         O(1) for the last chunk of a chain, which the oldest always is.
         """
-        chain = self._chains.get(chunk)
-        if chain is None:
+        row = self._rows.get(chunk)
+        if row is None:
             return
-        position = chain.locate(chunk, chain.end - 1)
-        if position + 1 < chain.end:
-            chain = self._split(chain, position + 1)
-        self._drop_last(chain)
+        if not self._is_last(row):
+            self._cut_behind(row)
+        self._drop_last(row)
+        del self._rows[chunk]
+        if self._ring != _END and self._newer[self._ring] == self._ring:
+            self._segments.free(self._ring)
+            self._ring = _END
+
+    # Parts ------------------------------------------------------------------
+
+    def _its_ring(self) -> int:
+        if self._ring == _END:
+            ring = self._ring = self._new_segment(_NONE)
+            self._newer[ring] = self._older[ring] = ring
+        return self._ring
+
+    def _new_segment(self, last: int) -> int:
+        return self._segments.new(last, _END, _END, _END, _END)
+
+    def _new_chunk(self, chunk: ChunkId, position: int, before: int) -> int:
+        """A row for ``chunk`` in the chain of ``before``, if there is one."""
+        chain = _NONE if before == _NONE else self._chain[before]
+        row = self._rows[chunk] = self._chunks.new(chain, position, before)
+        _put(self._ids, row, chunk)
+        return row
+
+    def _new_chain(self, row: int, parent: ChunkId | None, newer: int) -> None:
+        """A chain of one chunk, its segment the next older neighbour of ``newer``."""
+        segment = self._new_segment(row)
+        self._link(segment, newer)
+        self._chain[row] = self._number_chain(self._position[row], segment, segment, parent)
+
+    def _number_chain(self, start: int, head: int, tail: int, parent: ChunkId | None) -> int:
+        chain = self._chains.new(start, head, tail)
+        _put(self._parent, chain, parent)
+        return chain
 
     def _append(self, chunks: Sequence[ChunkId], start: int, parent: ChunkId | None) -> None:
-        """Put new chunks behind ``parent``. The ``use`` that follows gives them a segment."""
-        chain = None if parent is None else self._chains.get(parent)
-        if chain is None or chain.end != start or chain.chunks[-1] != parent:
-            chain = _Chain(start, parent, [], [])
-        chain.chunks.extend(chunks)
-        self._chains.assign(chunks, chain)
+        """Put new chunks behind ``parent``. The ``use`` that follows says how recent they are."""
+        row = None if parent is None else self._rows.get(parent)
+        if row is None or self._position[row] + 1 != start or not self._is_last(row):
+            row = self._new_chunk(chunks[0], start, _NONE)
+            self._new_chain(row, parent, self._its_ring())
+            chunks, start = chunks[1:], start + 1
+        for position, chunk in enumerate(chunks, start):
+            row = self._new_chunk(chunk, position, row)
+        self._last[self._tail[self._chain[row]]] = row
 
-    def _use_ancestors(self, chain: _Chain) -> None:
+    def _use_ancestors(self, chain: int) -> None:
         # Runs that are no forest, against what they promise, must not hang an engine.
         seen = {chain}
-        while chain.parent is not None:
-            above = self._chains.get(chain.parent)
-            if above is None or above in seen:
+        while (parent := self._parent[chain]) is not None:
+            row = self._rows.get(parent)
+            if row is None or self._chain[row] in seen:
                 return
-            seen.add(above)
-            self._refresh(above, above.locate(chain.parent, chain.start - 1) + 1)
-            chain = above
+            chain = self._refresh(row)
+            seen.add(chain)
 
-    def _refresh(self, chain: _Chain, end: int) -> None:
-        """Make the chunks of ``chain`` up to position ``end`` its most recent segment."""
-        segments = chain.segments
-        segment = None
-        while segments and segments[-1].end <= end:
-            segment = segments.pop()
-            segment.unlink()
-        if segments:
-            segments[-1].begin = end
-        if segment is None:
-            segment = _Segment(chain, chain.start, end)
-        segment.begin, segment.end = chain.start, end
-        segments.append(segment)
-        segment.link_before(self._ring)
+    def _refresh(self, row: int) -> int:
+        """Make a chunk and all before it in its chain the most recent segment of the chain."""
+        chain, position, last, below = self._chain[row], self._position, self._last, self._below
+        end = position[row]
+        following, kept = self._head[chain], _END
+        while following != _END and position[last[following]] <= end:
+            covered, following = following, below[following]
+            self._unlink(covered)
+            if kept != _END:
+                self._segments.free(kept)
+            kept = covered
+        if kept == _END:
+            kept = self._new_segment(row)
+        last[kept], self._above[kept] = row, _END
+        self._head[chain] = kept
+        self._join(chain, kept, following)
+        self._link(kept, self._its_ring())
+        return chain
 
-    def _split(self, chain: _Chain, at: int) -> _Chain:
-        """Cut ``chain`` before position ``at``; returns the part with its head.
+    def _join(self, chain: int, upper: int, lower: int) -> None:
+        """``lower`` follows ``upper`` along a chain, or nothing does if it is ``_END``."""
+        self._below[upper] = lower
+        if lower == _END:
+            self._tail[chain] = upper
+        else:
+            self._above[lower] = upper
+
+    def _is_last(self, row: int) -> bool:
+        return self._last[self._tail[self._chain[row]]] == row
+
+    def _begin(self, segment: int) -> int:
+        """Position of the segment's first chunk."""
+        above = self._above[segment]
+        if above != _END:
+            return self._position[self._last[above]] + 1
+        return self._start[self._chain[self._last[segment]]]
+
+    def _cut_behind(self, row: int) -> None:
+        """Make a chunk the last of its chain, and a chain of what follows it.
 
         The shorter part moves, so that taking a chain apart chunk by chunk
         costs O(log n) a chunk, whatever the order.
         """
-        head_segments, tail_segments = self._divide(chain.segments, at)
-        cut = at - chain.start
-        head_chunks, tail_chunks = chain.chunks[:cut], chain.chunks[cut:]
-        if len(head_chunks) < len(tail_chunks):
-            head = _Chain(chain.start, chain.parent, head_chunks, head_segments)
-            self._chains.assign(head_chunks, head)
-            chain.start, chain.parent = at, head_chunks[-1]
-            chain.chunks, chain.segments = tail_chunks, tail_segments
-            return head
-        tail = _Chain(at, head_chunks[-1], tail_chunks, tail_segments)
-        self._chains.assign(tail_chunks, tail)
-        chain.chunks, chain.segments = head_chunks, head_segments
-        return chain
+        chain = self._chain[row]
+        upper = self._segment_of(row)
+        lower = self._divide(upper, row)
+        tail, start, at = self._tail[chain], self._start[chain], self._position[row] + 1
+        end = self._position[self._last[tail]] + 1
+        self._below[upper] = self._above[lower] = _END
+        if at - start < end - at:
+            moved = self._number_chain(start, self._head[chain], upper, self._parent[chain])
+            self._start[chain], self._head[chain] = at, lower
+            self._parent[chain] = self._ids[row]
+            self._renumber(row, at - start, moved)
+        else:
+            moved = self._number_chain(at, lower, tail, self._ids[row])
+            self._tail[chain] = upper
+            self._renumber(self._last[tail], end - at, moved)
 
-    @staticmethod
-    def _divide(segments: list[_Segment], at: int) -> tuple[list[_Segment], list[_Segment]]:
-        """Split a chain's segments at a position, both parts still tail first."""
-        i = 0
-        while segments[i].begin >= at:
-            i += 1
-        head, tail = segments[i:], segments[:i]
-        last = head[0]
-        if last.end > at:
-            rest = _Segment(last.chain, at, last.end)
-            rest.link_before(last)
-            last.end = at
-            tail.append(rest)
-        return head, tail
+    def _segment_of(self, row: int) -> int:
+        position, last, above = self._position, self._last, self._above
+        segment = self._tail[self._chain[row]]
+        while above[segment] != _END and position[last[above[segment]]] >= position[row]:
+            segment = above[segment]
+        return segment
 
-    def _drop_last(self, chain: _Chain) -> None:
-        del self._chains[chain.chunks.pop()]
-        segment = chain.segments[0]
-        segment.end -= 1
-        if segment.begin == segment.end:
-            segment.unlink()
-            del chain.segments[0]
+    def _divide(self, segment: int, row: int) -> int:
+        """End a segment with a chunk of it. Returns the segment that comes behind."""
+        if self._last[segment] == row:
+            return self._below[segment]
+        rest = self._new_segment(self._last[segment])
+        self._link(rest, segment)
+        self._join(self._chain[row], rest, self._below[segment])
+        self._last[segment] = row
+        return rest
+
+    def _renumber(self, row: int, count: int, chain: int) -> None:
+        for _ in range(count):
+            self._chain[row] = chain
+            row = self._before[row]
+
+    def _drop_last(self, row: int) -> None:
+        chain = self._chain[row]
+        segment = self._tail[chain]
+        if self._begin(segment) < self._position[row]:
+            self._last[segment] = self._before[row]
+        else:
+            self._drop_segment(chain, segment)
+        self._ids[row] = None
+        self._chunks.free(row)
+
+    def _drop_segment(self, chain: int, segment: int) -> None:
+        """Without its last segment a chain has nothing left, unless there is one above."""
+        above = self._above[segment]
+        self._unlink(segment)
+        self._segments.free(segment)
+        if above != _END:
+            self._join(chain, above, _END)
+        else:
+            self._parent[chain] = None
+            self._chains.free(chain)
+
+    def _link(self, segment: int, newer: int) -> None:
+        """Become the next older neighbour of ``newer``."""
+        older = self._older[newer]
+        self._older[segment], self._newer[segment] = older, newer
+        self._newer[older] = self._older[newer] = segment
+
+    def _unlink(self, segment: int) -> None:
+        older, newer = self._older[segment], self._newer[segment]
+        self._newer[older], self._older[newer] = newer, older
+
+
+def _put(column: Objects[ChunkId | None], row: int, value: ChunkId | None) -> None:
+    if row == len(column):
+        column.append(value)
+    else:
+        column[row] = value

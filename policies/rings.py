@@ -1,16 +1,18 @@
 """Several ordered lists over one set of chunks, without a pause and without garbage.
 
 A queue of chunks per list is what ARC, 2Q and S3-FIFO are made of, and the same
-chunk moves from one to another. Links are kept in plain lists of integers, which
-grow by a few per cent at a time and hold nothing that the garbage collector visits;
-a million ``OrderedDict`` entries move in one go when it grows.
+chunk moves from one to another. Links are kept in arrays of integers, which grow by a
+few per cent at a time and hold nothing that the garbage collector visits; a million
+``OrderedDict`` entries move in one go when it grows.
 """
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterator
 
 from kvtiers.policies.base import ChunkId
+from kvtiers.policies.columns import Objects
 from kvtiers.policies.sharded import ShardedDict
 
 
@@ -28,11 +30,13 @@ class Rings:
         self.sizes = [0] * count
         self._nodes: ShardedDict[ChunkId, int] = ShardedDict()
         # The first nodes are the rings' own: their newer neighbour is the oldest chunk.
-        self._newer = list(range(count))
-        self._older = list(range(count))
-        self._ring = list(range(count))
-        self._chunk: list[ChunkId] = [None] * count
-        self._free: list[int] = []
+        self._newer = array("i", range(count))
+        self._older = array("i", range(count))
+        self._ring = array("i", range(count))
+        self._chunk: Objects[ChunkId] = Objects()
+        for _ in range(count):
+            self._chunk.append(None)
+        self._free = array("i")
 
     def where(self, chunk: ChunkId) -> int | None:
         """The list that ``chunk`` is in, None if in none."""

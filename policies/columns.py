@@ -1,0 +1,90 @@
+"""Columns: what is kept of a million chunks, where the garbage collector does not look.
+
+A full collection of CPython walks every object that can refer to another, and whatever
+lists and sets refer to: a hundred milliseconds for an object a chunk, forty for a list of
+ids, and it stops the engine's scheduler. It does not walk numbers in an ``array``, nor a
+dict of which all keys and values are plain (bytes, str, int; CPython 3.11 to 3.13 leave
+such a dict untracked), nor the objects in a numpy array.
+"""
+
+from __future__ import annotations
+
+from array import array
+from typing import Generic, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+T = TypeVar("T")
+
+_BITS = 12
+_PIECE = 1 << _BITS
+_MASK = _PIECE - 1
+
+
+class Objects(Generic[T]):
+    """A list that the collector does not walk, and that grows piece by piece.
+
+    For what refers to nothing that could refer back, such as ids of chunks: cycles
+    through it would never be freed.
+    """
+
+    __slots__ = ("_pieces", "_size")
+
+    def __init__(self) -> None:
+        self._pieces: list[npt.NDArray[np.object_]] = []
+        self._size = 0
+
+    def __len__(self) -> int:
+        return self._size
+
+    def __getitem__(self, i: int) -> T:
+        value: T = self._pieces[i >> _BITS][i & _MASK]
+        return value
+
+    def __setitem__(self, i: int, value: T) -> None:
+        self._pieces[i >> _BITS][i & _MASK] = value
+
+    def append(self, value: T) -> None:
+        """Add ``value`` at the end."""
+        if not self._size & _MASK:
+            self._pieces.append(np.empty(_PIECE, np.object_))
+        self._pieces[-1][self._size & _MASK] = value
+        self._size += 1
+
+    def give_back(self) -> bool:
+        """Let go of a few thousand objects from the end; False if there are none left."""
+        if self._pieces:
+            self._pieces.pop()
+            self._size = len(self._pieces) << _BITS
+        return bool(self._pieces)
+
+
+class Table:
+    """Rows of integers, one ``array`` a column. A freed row is used again.
+
+    Args:
+        count: how many columns, each of 32 bits a row.
+
+    """
+
+    __slots__ = ("_free", "columns")
+
+    def __init__(self, count: int) -> None:
+        self.columns = tuple(array("i") for _ in range(count))
+        self._free = array("i")
+
+    def new(self, *values: int) -> int:
+        """A row with these values, one a column."""
+        if self._free:
+            row = self._free.pop()
+            for column, value in zip(self.columns, values, strict=True):
+                column[row] = value
+            return row
+        for column, value in zip(self.columns, values, strict=True):
+            column.append(value)
+        return len(self.columns[0]) - 1
+
+    def free(self, row: int) -> None:
+        """Nobody needs the row any more."""
+        self._free.append(row)
