@@ -50,9 +50,6 @@ class Health:
             return self.too_late(tier, op.kind)
         if not op.given_up and op.kind is not OpKind.SCAN:
             self._answers(tier, op.kind)
-            speed = {OpKind.READ: tier.reads, OpKind.WRITE: tier.writes}.get(op.kind)
-            if speed is not None:
-                speed.observe(len(op.keys) * self._residency.chunk_bytes, op.seconds)
         return False
 
     def too_late(self, tier: LowerTier, kind: OpKind) -> bool:

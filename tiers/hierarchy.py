@@ -47,7 +47,9 @@ from kvtiers.tiers.promotion import Promotion
 from kvtiers.tiers.requests import Lookup, RequestState
 from kvtiers.tiers.residency import CPU, GPU, Residency
 from kvtiers.tiers.spill import Spill
+from kvtiers.tiers.units import portion_bytes
 from kvtiers.tiers.workers import Op, OpKind, ThreadWorkers
+from kvtiers.tiers.worth import Prefill, Worth
 
 logger = logging.getLogger(__name__)
 
@@ -91,6 +93,7 @@ class Hierarchy:
         away: lower tiers that do not answer now, by name, and why: they are left alone,
             and asked again by themselves.
         alone: whether nobody calls ``tick`` while the engine idles, so that a thread has to.
+        prefill: how fast the engine computes. Without, all that can be loaded is.
 
     """
 
@@ -108,6 +111,7 @@ class Hierarchy:
         stores: bool = True,
         away: Mapping[str, str] | None = None,
         alone: bool = True,
+        prefill: Prefill | None = None,
     ) -> None:
         self._clock = clock
         self._lock = threading.RLock()
@@ -122,7 +126,8 @@ class Hierarchy:
         for tier in self._lower:
             tier.read_only = not stores
         patience = max((tier.deadline for tier in self._lower), default=_DEFAULT_PATIENCE)
-        infos = [TierInfo(CPU, cpu.arena.nbytes)]
+        quota = portion_bytes(cpu.config.tenant_quota, cpu.arena.nbytes)
+        infos = [TierInfo(CPU, cpu.arena.nbytes, tenant_quota=quota)]
         infos += [
             TierInfo(
                 t.name,
@@ -131,6 +136,7 @@ class Hierarchy:
                 t.tier.persistent,
                 t.reads.seconds,
                 t.writes.seconds,
+                portion_bytes(t.tier.config.tenant_quota, t.capacity),
             )
             for t in self._lower
         ]
@@ -138,13 +144,14 @@ class Hierarchy:
         self._residency = Residency(cpu, self._lower, self.policy, namespace, clock)
         self._spill = Spill(self._residency)
         self._eviction = Eviction(self._residency, self._spill)
-        self._promotion = Promotion(self._residency, self._eviction, patience)
+        self._requests: dict[str, RequestState] = {}
+        worth = Worth(self._residency, self._requests, prefill)
+        self._promotion = Promotion(self._residency, self._eviction, worth, patience)
         self._copies = EngineCopies(self._residency, self._eviction)
         self._health = Health(self._residency, clock)
-        self._requests: dict[str, RequestState] = {}
         self._ahead = Ahead(self._residency, self._promotion, self.policy, window)
         self._lookups = Lookups(
-            self._residency, self._promotion, self._ahead, self._requests, patience
+            self._residency, self._promotion, self._ahead, self._requests, worth, patience
         )
         self._chores_due = 0.0
         for tier in self._lower:
@@ -244,10 +251,7 @@ class Hierarchy:
         self._lookups.consider(request)
         if not (request.unanswered or request.awaited or self._promotion.wanted_by(request)):
             return False
-        if self._lookups.out_of_time(request):
-            self._lookups.expire(request)
-            return False
-        return True
+        return not self._lookups.ends(request)
 
     @owning
     def lookup(self, request_id: str, key: bytes) -> Lookup:
@@ -272,8 +276,7 @@ class Hierarchy:
         answer = self._pending_answer(request, key, chunk)
         if answer is Lookup.MISS:
             request.give_up((key,))
-        elif self._lookups.out_of_time(request):
-            self._lookups.expire(request)
+        elif self._lookups.ends(request):
             return Lookup.MISS
         return answer
 
@@ -498,6 +501,7 @@ class Hierarchy:
                 self._overdue(tier, op)
             self._health.probe(tier)
         self._promotion.start()
+        self._promotion.measure_again()
         if now >= self._chores_due:
             self._chores_due = now + _CHORES_SECONDS
             self._eviction.expire()
@@ -555,6 +559,7 @@ class Hierarchy:
 
     def _take_in(self, tier: LowerTier, op: Op) -> None:
         tier.returned(op)
+        tier.measure(op)
         if op.usage is not None:
             tier.used = op.usage.nbytes
         if self._health.judge(tier, op):

@@ -17,6 +17,7 @@ from kvtiers.tiers.promotion import Promotion
 from kvtiers.tiers.requests import RequestState
 from kvtiers.tiers.residency import Residency
 from kvtiers.tiers.workers import Op, OpKind
+from kvtiers.tiers.worth import Worth
 
 
 class Lookups:
@@ -27,6 +28,7 @@ class Lookups:
         promotion: told what is wanted.
         ahead: what may be promoted before a request's turn.
         requests: the hierarchy's, by id.
+        worth: weighs waiting against computing.
         patience: seconds that a request waits at most.
 
     """
@@ -37,12 +39,14 @@ class Lookups:
         promotion: Promotion,
         ahead: Ahead,
         requests: Mapping[str, RequestState],
+        worth: Worth,
         patience: float,
     ) -> None:
         self._residency = residency
         self._promotion = promotion
         self._ahead = ahead
         self._requests = requests
+        self._worth = worth
         self._patience = patience
 
     def ask(self, request: RequestState, keys: Sequence[ChunkId]) -> None:
@@ -80,13 +84,17 @@ class Lookups:
         self._residency.now_in(tier, there)
         if request is None or request.expired:
             return
+        self._owes_no_more(request, op)
+        self.plan(request)
+
+    @staticmethod
+    def _owes_no_more(request: RequestState, op: Op) -> None:
         for key in op.keys:
             left = request.unanswered.get(key.hash, 0) - 1
             if left > 0:
                 request.unanswered[key.hash] = left
             else:
                 request.unanswered.pop(key.hash, None)
-        self.plan(request)
 
     def plan(self, request: RequestState) -> None:
         """Want the leading run that tiers hold, before the engine looks.
@@ -114,16 +122,35 @@ class Lookups:
         if request.considered:
             return
         request.considered = True
-        if self._ahead.bounded:
+        if self._ahead.bounded or request.postponed:
             self._ahead.forget(request)
             self.plan(request)
+        self._promotion.let_go(request)
+        slow = self._worth.slow_to_say(request)
+        for _, op in slow:
+            # The answer is of use to others only.
+            op.request_id = ""
+            self._owes_no_more(request, op)
+        if slow:
+            self.plan(request)
 
-    def out_of_time(self, request: RequestState) -> bool:
-        """Whether the request has waited as long as it may, counted from the first question."""
+    def ends(self, request: RequestState) -> bool:
+        """Whether the request has waited as long as it may, counted from the first question.
+
+        That is its patience, or until it would have been computed if that is sooner. What
+        has not landed by then is a miss for it.
+        """
         now = self._residency.clock()
         if request.deadline is None:
-            request.deadline = now + self._patience
-        return now >= request.deadline
+            computed = self._worth.patience(request)
+            request.impatient = computed < self._patience
+            request.deadline = now + min(computed, self._patience)
+        if now < request.deadline:
+            return False
+        if request.impatient:
+            self._worth.computes(request, [*request.wanted, *request.awaited])
+        self.expire(request)
+        return True
 
     def expire(self, request: RequestState) -> None:
         """What has not landed by now is a miss for this request."""

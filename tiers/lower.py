@@ -9,8 +9,9 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from kvtiers.policies import ChunkId
-from kvtiers.tiers.base import ChunkKey, Tier
+from kvtiers.tiers.base import ChunkKey, ReadOutcome, Tier, WriteOutcome
 from kvtiers.tiers.breaker import Breaker
+from kvtiers.tiers.speed import Speed
 from kvtiers.tiers.workers import Op, OpKind, Workers
 
 T = TypeVar("T")
@@ -18,24 +19,6 @@ T = TypeVar("T")
 # One op reads or writes about this much: enough to be efficient, little enough
 # that the threads of a tier share a prefix evenly.
 _OP_BYTES = 16 * 1024 * 1024
-
-
-class Speed:
-    """How fast a tier reads or writes, as a moving average over what was measured."""
-
-    def __init__(self) -> None:
-        self._seconds_per_byte = 0.0
-
-    def observe(self, nbytes: int, seconds: float) -> None:
-        """So many bytes took so long."""
-        measured = seconds / nbytes
-        if self._seconds_per_byte:
-            measured = 0.8 * self._seconds_per_byte + 0.2 * measured
-        self._seconds_per_byte = measured
-
-    def seconds(self, nbytes: int) -> float:
-        """Estimate for that many bytes; 0 before anything was measured."""
-        return nbytes * self._seconds_per_byte
 
 
 @dataclass(eq=False)
@@ -74,7 +57,7 @@ class LowerTier:
         foreign: chunks of other namespaces that a scan found.
         ops: every op that has not come back, in the order of submission.
         counts: figures since they were last taken.
-        reads, writes: measured speeds.
+        lookups, reads, writes: measured speeds, of chunks asked for and of bytes.
         logged: kinds of errors that the log has seen already.
         submitted: called after each op that was handed over.
 
@@ -110,6 +93,7 @@ class LowerTier:
     ops: dict[Op, None] = field(default_factory=dict)
     counts: Counter[str] = field(default_factory=Counter)
     logged: set[str] = field(default_factory=set)
+    lookups: Speed = field(default_factory=Speed)
     reads: Speed = field(default_factory=Speed)
     writes: Speed = field(default_factory=Speed)
 
@@ -150,6 +134,21 @@ class LowerTier:
                 del self.reading[key.hash]
         if op.kind is OpKind.WRITE:
             self.storing -= len(op.keys) * self.chunk_bytes
+
+    def measure(self, op: Op) -> None:
+        """An op came back: what it says of the tier's speed, also if nobody waited for it.
+
+        Nothing if it did not do all that was asked: a miss is quicker than a hit.
+        """
+        nbytes = len(op.keys) * self.tier.payload_bytes
+        if op.error is not None or not op.keys:
+            return
+        if op.kind is OpKind.CONTAINS:
+            self.lookups.observe(len(op.keys), op.seconds)
+        elif op.kind is OpKind.READ and set(op.reads) == {ReadOutcome.HIT}:
+            self.reads.observe(nbytes, op.seconds)
+        elif op.kind is OpKind.WRITE and set(op.writes) == {WriteOutcome.STORED}:
+            self.writes.observe(nbytes, op.seconds)
 
     def cancel(self, op: Op) -> bool:
         """Take back an op that has not begun. Its pins are the caller's to release."""

@@ -18,6 +18,10 @@ from kvtiers.tiers.lower import LowerTier
 from kvtiers.tiers.requests import RequestState
 from kvtiers.tiers.residency import CPU, Residency
 from kvtiers.tiers.workers import Op, OpKind
+from kvtiers.tiers.worth import Worth
+
+# A read that took so many times as long as expected: what waits for others is weighed again.
+_LATE = 2.0
 
 
 class Promotion:
@@ -27,9 +31,12 @@ class Promotion:
     rest has come and the request is admitted, or ``patience`` seconds.
     """
 
-    def __init__(self, residency: Residency, eviction: Eviction, patience: float) -> None:
+    def __init__(
+        self, residency: Residency, eviction: Eviction, worth: Worth, patience: float
+    ) -> None:
         self._residency = residency
         self._eviction = eviction
+        self._worth = worth
         self._patience = patience
         self._wanting: dict[str, RequestState] = {}
         self._waiters: dict[bytes, list[RequestState]] = {}
@@ -88,13 +95,43 @@ class Promotion:
                 break
             if chunk.state is State.ABSENT:
                 missing.append(chunk.key)
-        if missing and not self._wanting:
-            self._announce(missing)
-            room = self._eviction.make_room(len(missing))
-            self._read(missing[:room], [])
+        if not self._wanting:
+            self._read_for_nobody(missing)
+
+    def measure_again(self) -> None:
+        """Read a little from tiers that were too slow, as they may be quick by now."""
+        for keys in self._worth.to_measure() if not self._wanting else ():
+            chunks = [chunk for key in keys if (chunk := self._residency.get(key)) is not None]
+            there = [c for c in chunks if not self._residency.is_nowhere(c)]
+            self._read_for_nobody([c.key for c in there if c.state is State.ABSENT])
+
+    def _read_for_nobody(self, keys: Sequence[bytes]) -> None:
+        if keys:
+            self._announce(keys)
+            room = self._eviction.make_room(len(keys))
+            self._read(keys[:room], [])
+
+    def let_go(self, request: RequestState) -> None:
+        """Give up what is sooner computed than loaded; before its turn, do not fetch it yet."""
+        slow = self._worth.too_slow(request)
+        if not slow:
+            return
+        if request.considered:
+            self._worth.computes(request, slow)
+            request.give_up(slow)
+        else:
+            request.postponed = True
+            for key in slow:
+                request.wanted.pop(key, None)
+        chunks = [self._residency.get(key) for key in request.wanted]
+        if all(chunk is not None and chunk.state is State.READY for chunk in chunks):
+            # The engine finds these without waiting.
+            request.wanted.clear()
+            self._wanting.pop(request.facts.request_id, None)
 
     def _promote(self, request: RequestState) -> bool:
         """Returns False if the request has to wait for slots."""
+        self.let_go(request)
         missing = self._hold_what_is_there(request)
         # What can never be in the arena together with the rest is not worth waiting for.
         most = self._residency.cpu.arena.slots - len(request.held)
@@ -179,31 +216,40 @@ class Promotion:
                 self._failed(tier, chunk, outcome)
         self._residency.ready(ready)
         tier.counts["bytes_read"] += len(ready) * self._residency.chunk_bytes
+        served: dict[str, RequestState] = {}
         for chunk in ready:
             for request in self._waiters.pop(chunk.key, ()):
                 if chunk.key in request.awaited:
                     request.awaited.discard(chunk.key)
                     request.source[chunk.key] = tier.name
                     self._hold(request, chunk)
+                    served[request.facts.request_id] = request
+        expected = tier.reads.seconds(len(op.keys) * self._residency.chunk_bytes)
+        for request in served.values() if op.seconds > _LATE * expected else ():
+            self.let_go(request)
 
     def give_up(self, tier: LowerTier, op: Op) -> None:
         """A read is overdue. Its slots stay pinned until the tier lets go of them."""
         for slot in op.slots:
             chunk = self._residency.slots.owner(slot)
             if chunk is not None:
-                self._failed(tier, chunk, ReadOutcome.FAILED)
+                self._missed(chunk)
 
-    def _failed(self, tier: LowerTier, chunk: Chunk, outcome: ReadOutcome) -> None:
+    def _missed(self, chunk: Chunk) -> None:
         for request in self._waiters.pop(chunk.key, ()):
             request.give_up((chunk.key,))
+        self._residency.drop((chunk,))
+
+    def _failed(self, tier: LowerTier, chunk: Chunk, outcome: ReadOutcome) -> None:
         if outcome is ReadOutcome.CORRUPT:
             tier.counts["corrupt"] += 1
         tier.counts["unreadable"] += outcome is ReadOutcome.UNREADABLE
         # Somebody else removes chunks there.
         tier.stale |= outcome is ReadOutcome.MISS
-        if outcome is not ReadOutcome.FAILED:
-            self._residency.gone_from(tier, (chunk.key,))
-        self._residency.drop((chunk,))
+        # Also what could not be read. If it is there a lookup finds it, and if the tier has
+        # to replace it, it is only offered it anew where it is not taken to have it.
+        self._residency.gone_from(tier, (chunk.key,))
+        self._missed(chunk)
 
     def reset(self, requests: Iterable[RequestState]) -> None:
         """Nobody waits for anything any more."""

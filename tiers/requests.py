@@ -32,6 +32,7 @@ class RequestState:
         beyond_gpu: what of its runs the GPU did not hold when it arrived.
         considered: the engine has looked at it. Until then what is promoted for it is
             bounded by the prefetch window, and not held.
+        postponed: some of it was not worth promoting before the engine looks.
         deadline: when waiting ends, set by the first answer that was not final.
         expired: the deadline has passed; every chunk not in the arena is a miss.
         unanswered: key -> lower tiers that still owe an answer.
@@ -45,6 +46,10 @@ class RequestState:
         hold_until: when the last becomes true.
         source: key -> tier that held it when it was promoted, since it last started.
         served: the same as of when it started: what it was served from.
+        started: the engine has run it, and may have preempted it since.
+        computes: it is to compute what a tier holds, and has not started.
+        alone: seconds to compute all of it, None if nobody knows.
+        impatient: its wait ends when it would have been computed, before its patience.
         stores: keys may be stored for it. False after a reset it lived through:
             what it computed before belongs to the time before.
 
@@ -54,6 +59,7 @@ class RequestState:
     windowed: frozenset[int] = frozenset()
     beyond_gpu: tuple[Run, ...] = ()
     considered: bool = False
+    postponed: bool = False
     deadline: float | None = None
     expired: bool = False
     unanswered: dict[bytes, int] = field(default_factory=dict)
@@ -66,6 +72,10 @@ class RequestState:
     hold_until: float = float("inf")
     source: dict[bytes, str] = field(default_factory=dict)
     served: dict[bytes, str] = field(default_factory=dict)
+    started: bool = False
+    computes: bool = False
+    alone: float | None = None
+    impatient: bool = False
     stores: bool = True
 
     def give_up(self, keys: Iterable[bytes]) -> None:
@@ -78,7 +88,8 @@ class RequestState:
 
     def start(self) -> None:
         """The engine runs it. If it is preempted, it may wait, and find, once more."""
-        self.deadline = None
+        self.started, self.computes = True, False
+        self.deadline, self.impatient = None, False
         self.expired = False
         self.missed.clear()
         self.served, self.source = self.source, {}

@@ -58,6 +58,7 @@ class Op:
         deadline: on the hierarchy's clock; a call that has not begun by then is
             not made, one that has is given up (but its buffers stay in use).
         started: the tier has been called.
+        began: when that was, on the hierarchy's clock.
         given_up: the hierarchy no longer wants the answer, only the buffers back.
         seconds: how long the tier took.
         error: what escaped from the tier, if anything did.
@@ -74,6 +75,7 @@ class Op:
     epoch: int = 0
     deadline: float = float("inf")
     started: bool = False
+    began: float = 0.0
     given_up: bool = False
     seconds: float = 0.0
     error: BaseException | None = None
@@ -189,6 +191,7 @@ class ThreadWorkers:
                     op = self._patient.popleft()
                     break
                 self._changed.wait()
+            op.began = self._clock()
             op.started = True
             return op
 

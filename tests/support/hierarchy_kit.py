@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from kvtiers.policies import Policy, PolicyRequest, Run
 from kvtiers.policies.lru import LruPolicy
+from kvtiers.policies.quota import with_quotas
 from kvtiers.tiers import ALIGNMENT, ChunkKey, Entry, Namespace, Tier, TierConfig, Usage
 from kvtiers.tiers.base import ReadOutcome, WriteOutcome
 from kvtiers.tiers.cpu import CpuTier
@@ -26,9 +27,10 @@ def key(name: str) -> bytes:
     return hashlib.sha256(name.encode()).digest()[:16]
 
 
-def prefix(name: str, n: int, group: int = 0) -> Run:
+def prefix(name: str, n: int, group: int = 0, tenant: str = "") -> Run:
     """A prompt of ``n`` chunks. Prompts of one name and different length share a prefix."""
-    return Run(tuple(key(f"{name}{i}g{group}") for i in range(n)), 0, CHUNK, group)
+    chunks = tuple(key(f"{tenant}{name}{i}g{group}") for i in range(n))
+    return Run(chunks, 0, CHUNK, group, tenant=tenant)
 
 
 def truth(chunk_key: bytes, namespace: Namespace = FIRST) -> bytes:
@@ -50,9 +52,20 @@ class DictTier(Tier):
     """Chunks in a dict."""
 
     def __init__(
-        self, capacity: int | None = None, *, deadline: float = DEADLINE, headroom: float = 0.2
+        self,
+        capacity: int | None = None,
+        *,
+        deadline: float = DEADLINE,
+        headroom: float = 0.2,
+        tenant_quota: float | None = None,
     ) -> None:
-        config = TierConfig(type="dict", deadline=deadline, threads=2, headroom=headroom)
+        config = TierConfig(
+            type="dict",
+            deadline=deadline,
+            threads=2,
+            headroom=headroom,
+            tenant_quota=tenant_quota,
+        )
         super().__init__(config, CHUNK)
         self.capacity = capacity
         self.chunks: dict[ChunkKey, bytes] = {}
@@ -139,6 +152,7 @@ class ManualWorkers:
     def begin(self, op: Op) -> None:
         """A thread takes the op. One whose deadline has passed fails, as in ``ThreadWorkers``."""
         self.queued.remove(op)
+        op.began = self.clock()
         op.started = True
         self.running.append(op)
         if self.clock() >= op.deadline:
@@ -211,6 +225,7 @@ class Stack:
         window: Mapping[int, int] | None = None,
         away: Mapping[str, str] | None = None,
         stores: bool = True,
+        tenant_quota: float | None = None,
     ) -> None:
         self.clock = Clock()
         self.workers: dict[str, ManualWorkers] = {}
@@ -221,11 +236,11 @@ class Stack:
             workers = self.workers[next(names)] = ManualWorkers(tier, done, self.clock)
             return workers
 
-        self.cpu = CpuTier(CpuTier.Config(capacity=slots * CHUNK), CHUNK)
+        self.cpu = CpuTier(CpuTier.Config(capacity=slots * CHUNK, tenant_quota=tenant_quota), CHUNK)
         self.h = Hierarchy(
             self.cpu,
             self.tiers,
-            lambda infos, clock: policy(infos, clock=clock),
+            lambda infos, clock: with_quotas(policy(infos, clock=clock)),
             FIRST,
             clock=self.clock,
             make_workers=make_workers,

@@ -1,0 +1,46 @@
+"""How fast a tier is: latency and bandwidth, from the calls that it answered.
+
+The median line and not the mean: one call in a hundred that takes a hundred times as long
+doubles the mean, and says nothing of the next call. Nor a high percentile: the calls of a
+load run side by side and one after the other, so that their times add up, and who waits
+for one that is late is kept from waiting too long by its patience (see ``worth``).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+from kvtiers.tiers.robust_line import Point, robust_line
+
+# Calls that count. Few, so that a tier that has become slow, or quick again, is known as
+# such after as many as make a majority.
+_WINDOW = 9
+# Calls before anything is taken for known.
+_LEAST = 3
+
+
+class Speed:
+    """Seconds that a kind of call takes for so much. The hierarchy's thread only."""
+
+    def __init__(self) -> None:
+        self._points: deque[Point] = deque(maxlen=_WINDOW)
+        self._line: tuple[float, float] | None = None
+
+    def observe(self, amount: int, seconds: float) -> None:
+        """A call that moved so many bytes, or asked for so many chunks, took so long."""
+        self._points.append((float(amount), seconds))
+        self._line = None
+
+    @property
+    def known(self) -> bool:
+        """Whether ``seconds`` rests on enough to decide by."""
+        return len(self._points) >= _LEAST
+
+    def seconds(self, amount: int) -> float:
+        """Estimate for one call of that much; 0 before anything was measured."""
+        if not self._points:
+            return 0.0
+        if self._line is None:
+            self._line = robust_line(self._points, rising=True)
+        base, slope = self._line
+        return base + slope * amount

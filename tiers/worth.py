@@ -1,0 +1,291 @@
+"""Whether chunks are sooner loaded than computed, for the run at stake.
+
+The time to the first token of a request whose first ``n`` missing chunks are loaded is
+
+    max(time until these are in the arena, time until the engine comes to it)
+        + time to compute the rest
+
+and the ``n`` with the least is taken. Seconds per chunk are the same all along one tier's
+stretch of a prefix, and computing a chunk takes the longer the more stand before it. So
+within a stretch the sum is least at one of its ends, and only those are tried: a head is
+loaded and its tail computed only where they lie in tiers of different speed.
+
+That is a guess, and the tier may be slower than it ever was. So nobody waits longer than
+computing would have taken: the deterministic strategy of the ski-rental problem (Karlin,
+Manasse, Rudolph, Sleator 1988), which at worst doubles the time without a cache.
+
+What computing takes counts those before in the queue: while the engine would have been
+busy with them, waiting costs nothing. Without that, all who wait for one slow tier would
+give up at the same moment, and stand in line for the engine.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import takewhile
+from typing import Protocol
+
+from kvtiers.policies import Run
+from kvtiers.tiers.directory import Chunk, State
+from kvtiers.tiers.lower import LowerTier
+from kvtiers.tiers.requests import RequestState
+from kvtiers.tiers.residency import Residency
+from kvtiers.tiers.workers import Op, OpKind
+
+# How often a tier that is too slow is measured again, and how much of one thread's time
+# that may take.
+_MEASURE_SECONDS = 1.0
+_MEASURE_SHARE = 0.05
+
+
+class Prefill(Protocol):
+    """What is known of the engine's computing."""
+
+    def seconds(self, run: Run) -> float | None:
+        """Time to compute a run whose prefix is there; None if that was never measured."""
+
+    def busy(self) -> float:
+        """Seconds for which the engine computes prompts of requests that have started."""
+
+
+Missing = tuple[int, Chunk]
+"""A chunk that is not in the arena, and where it stands in its prompt."""
+
+
+@dataclass(eq=False)
+class _Need:
+    """What of one tier has to come before a load can begin."""
+
+    awaited: set[bytes] = field(default_factory=set)
+    to_read: int = 0
+
+
+class Worth:
+    """Weighs loading against computing. The hierarchy's thread only.
+
+    Args:
+        residency: what is where.
+        requests: the hierarchy's, by id, in the order of arrival.
+        prefill: None if everything that can be loaded shall be.
+
+    """
+
+    def __init__(
+        self,
+        residency: Residency,
+        requests: Mapping[str, RequestState],
+        prefill: Prefill | None,
+    ) -> None:
+        self._residency = residency
+        self._requests = requests
+        self._prefill = prefill
+        # Chunks that a tier was too slow for: tier -> what to measure it with.
+        self._samples: dict[str, list[bytes]] = {}
+        self._measure_at: dict[str, float] = {}
+
+    def patience(self, request: RequestState) -> float:
+        """Seconds after which computing would have brought the request as far."""
+        own = self._alone(request)
+        if own is None:
+            return math.inf
+        return own + self._engine(self._before(request))
+
+    def too_slow(self, request: RequestState) -> list[bytes]:
+        """Chunks that the request wants or awaits, and that are sooner computed."""
+        if self._prefill is None or not (request.wanted or request.awaited):
+            return []
+        one_group = len(request.beyond_gpu) == 1 and not request.windowed
+        missing = list(self._missing(request))
+        ends = self._ends(missing) if one_group else [0, len(missing)]
+        queue = self._engine(self._ahead_of(request))
+        best, least = len(missing), math.inf
+        # From the longest load on: at a tie the engine's time is saved.
+        for end in sorted(ends, reverse=True):
+            compute = self._compute(request, missing, end)
+            if compute is None:
+                return []
+            seconds = max(self._landing(missing[:end]), queue) + compute
+            if seconds < least:
+                best, least = end, seconds
+        return [chunk.key for _, chunk in missing[best:]]
+
+    def slow_to_say(self, request: RequestState) -> list[tuple[LowerTier, Op]]:
+        """Lookups under way after which, and after a load, computing would have been quicker."""
+        own = self._alone(request)
+        if own is None or not request.unanswered:
+            return []
+        compute = own + self._engine(self._ahead_of(request))
+        return [
+            (tier, op)
+            for tier in self._residency.lower
+            for op in tier.ops
+            if op.kind is OpKind.CONTAINS
+            and op.request_id == request.facts.request_id
+            and not op.given_up
+            and tier.lookups.known
+            and tier.reads.known
+            and self._after(tier, op) + self._to_read(tier, len(op.keys)) > compute
+        ]
+
+    def computes(self, request: RequestState, keys: Iterable[bytes]) -> None:
+        """The request computes these chunks although a tier holds them: count, and measure."""
+        request.computes = True
+        counts: Counter[str] = Counter()
+        for key in keys:
+            chunk = self._residency.get(key)
+            tier = self._tier_of(chunk) if chunk is not None else None
+            if chunk is None or tier is None or chunk.state is State.READY:
+                continue
+            counts[tier.name] += 1
+            if chunk.state is State.ABSENT and counts[tier.name] <= tier.tier.config.threads:
+                self._samples.setdefault(tier.name, []).append(key)
+        for tier in self._residency.lower:
+            tier.counts["recomputed"] += counts[tier.name]
+
+    def to_measure(self) -> Iterator[list[bytes]]:
+        """What to read for nobody, so that a slow tier is noticed to be quick again.
+
+        Seldom: once a second, and for a twentieth of one thread's time.
+        """
+        now = self._residency.clock()
+        for name, keys in self._samples.items():
+            tier = self._residency.named(name)
+            if tier is not None and now >= self._measure_at.get(name, 0.0):
+                seconds = tier.reads.seconds(self._residency.chunk_bytes)
+                self._measure_at[name] = now + max(_MEASURE_SECONDS, seconds / _MEASURE_SHARE)
+                yield keys[: tier.tier.config.threads]
+        self._samples.clear()
+
+    # Computing --------------------------------------------------------------
+
+    def _alone(self, request: RequestState) -> float | None:
+        """Seconds to compute all of its prompt, had it the engine to itself."""
+        if request.alone is None:
+            request.alone = self._longest(request.beyond_gpu)
+        return request.alone
+
+    def _longest(self, runs: Iterable[Run]) -> float | None:
+        """Seconds to compute the tokens that these runs of several groups share."""
+        if self._prefill is None:
+            return None
+        times = [self._prefill.seconds(run) for run in runs]
+        known = [seconds for seconds in times if seconds is not None]
+        return max(known, default=0.0) if len(known) == len(times) else None
+
+    def _engine(self, before: Iterable[RequestState]) -> float:
+        """Seconds until the engine has computed what it is at, and these."""
+        assert self._prefill is not None
+        return self._prefill.busy() + sum(self._alone(request) or 0.0 for request in before)
+
+    def _before(self, request: RequestState) -> Iterator[RequestState]:
+        """Who came earlier and waits as well."""
+        earlier = takewhile(lambda other: other is not request, self._requests.values())
+        return (other for other in earlier if not other.started)
+
+    def _ahead_of(self, request: RequestState) -> Iterator[RequestState]:
+        """Who will keep the engine busy when the request has its chunks.
+
+        For one that the engine has not come to, all that came earlier: as without a cache.
+        """
+        if not request.considered:
+            return self._before(request)
+        return (
+            other
+            for other in self._requests.values()
+            if other.computes and not other.started and other is not request
+        )
+
+    def _compute(
+        self, request: RequestState, missing: Sequence[Missing], loaded: int
+    ) -> float | None:
+        """Seconds to compute what is missing and not loaded, and all that builds on it."""
+        if loaded == len(missing):
+            return self._longest(())
+        if len(request.beyond_gpu) > 1 or request.windowed:
+            # One group without its chunks is enough for all to be computed.
+            return self._alone(request)
+        (run,) = request.beyond_gpu
+        (start, _), (last, _) = missing[loaded], missing[-1]
+        return self._longest([run.head(last + 1).tail(start)])
+
+    # Loading ----------------------------------------------------------------
+
+    def _missing(self, request: RequestState) -> Iterator[Missing]:
+        """What the request waits for, in the order of its prompt."""
+        for run in request.beyond_gpu:
+            for index, key in enumerate(run.chunks):
+                if key in request.awaited or key in request.wanted:
+                    chunk = self._residency.get(key)
+                    if chunk is not None and chunk.state in (State.ABSENT, State.PROMOTING):
+                        yield index, chunk
+
+    def _tier_of(self, chunk: Chunk) -> LowerTier | None:
+        """The tier that reads the chunk now, or would."""
+        if chunk.state is State.PROMOTING:
+            for tier in self._residency.lower:
+                if tier.is_read(chunk.key):
+                    return tier
+        return self._residency.source(chunk)
+
+    def _ends(self, missing: Sequence[Missing]) -> list[int]:
+        """Where stretches of one tier begin and end."""
+        tiers = [self._tier_of(chunk) for _, chunk in missing]
+        changes = [i for i in range(1, len(tiers)) if tiers[i] is not tiers[i - 1]]
+        return [0, *changes, len(missing)]
+
+    def _landing(self, missing: Sequence[Missing]) -> float:
+        """Seconds until these are in the arena; what was never measured takes no time."""
+        needs: dict[str, _Need] = {}
+        for _, chunk in missing:
+            tier = self._tier_of(chunk)
+            if tier is None or not tier.reads.known:
+                continue
+            need = needs.setdefault(tier.name, _Need())
+            if chunk.state is State.PROMOTING:
+                need.awaited.add(chunk.key)
+            else:
+                need.to_read += 1
+        tiers = [(self._residency.named(name), need) for name, need in needs.items()]
+        return max((self._seconds(tier, need) for tier, need in tiers if tier), default=0.0)
+
+    def _seconds(self, tier: LowerTier, need: _Need) -> float:
+        if need.to_read:
+            return self._to_read(tier, need.to_read)
+        last = None
+        for op in tier.ops:
+            if op.kind is OpKind.READ and any(key.hash in need.awaited for key in op.keys):
+                last = op
+        return self._after(tier, last) if last is not None else 0.0
+
+    def _to_read(self, tier: LowerTier, chunks: int) -> float:
+        """Seconds until so many more chunks were read, behind what the tier has to do."""
+        size = self._residency.chunk_bytes
+        fresh = [tier.reads.seconds(len(part) * size) for part in tier.batches(range(chunks))]
+        return self._side_by_side(tier, [self._left(tier, op) for op in tier.ops] + fresh)
+
+    def _after(self, tier: LowerTier, op: Op) -> float:
+        """Seconds until an op under way has ended, and so all before it."""
+        before = [*takewhile(lambda other: other is not op, tier.ops), op]
+        return self._side_by_side(tier, [self._left(tier, other) for other in before])
+
+    @staticmethod
+    def _side_by_side(tier: LowerTier, times: Sequence[float]) -> float:
+        """On the tier's threads: no sooner than the longest, nor than all of it shared out."""
+        return max(max(times, default=0.0), sum(times) / tier.tier.config.threads)
+
+    def _left(self, tier: LowerTier, op: Op) -> float:
+        """What an op still takes, going by what such ops took."""
+        if op.kind is OpKind.READ:
+            seconds = tier.reads.seconds(len(op.keys) * self._residency.chunk_bytes)
+        elif op.kind is OpKind.CONTAINS:
+            seconds = tier.lookups.seconds(len(op.keys))
+        elif op.kind is OpKind.WRITE and op.started:
+            # One that has not begun lets loads go first.
+            seconds = tier.writes.seconds(len(op.keys) * self._residency.chunk_bytes)
+        else:
+            return 0.0
+        elapsed = self._residency.clock() - op.began if op.started else 0.0
+        return max(0.0, seconds - elapsed)
