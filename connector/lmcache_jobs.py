@@ -35,8 +35,8 @@ logger = logging.getLogger(__name__)
 # Of the arena: one load's portion, all that are under way, and the largest object.
 _PORTION = 4
 _UNDER_WAY = 2
-# A tier that fails a read keeps the chunk, and is left alone after five failures in a
-# row: as many attempts reach the tier below it.
+# A tier that fails a read may say that it has the chunk when it is asked again, and is
+# left alone after five failures in a row: as many attempts reach the tier below it.
 _ATTEMPTS = 6
 _NOT_FINAL = frozenset({Lookup.PENDING, Lookup.UNKNOWN})
 

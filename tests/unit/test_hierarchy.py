@@ -6,10 +6,13 @@ tests at the end use real threads.
 
 from __future__ import annotations
 
+import errno
 import itertools
+import os
 import queue
 import threading
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import pytest
 from hierarchy_kit import (
@@ -26,9 +29,10 @@ from hierarchy_kit import (
 )
 from kvtiers.policies import PolicyRequest, Run
 from kvtiers.policies.lru import LruPolicy
-from kvtiers.tiers import ChunkKey, Namespace, ReadOutcome, TierConfig, WriteOutcome
+from kvtiers.tiers import ChunkKey, Namespace, ReadOutcome, TierConfig, WriteOutcome, fs
 from kvtiers.tiers.breaker import BreakerState
 from kvtiers.tiers.cpu import CpuTier
+from kvtiers.tiers.fs import FsTier
 from kvtiers.tiers.hierarchy import Hierarchy
 from kvtiers.tiers.requests import Lookup
 from kvtiers.tiers.workers import OpKind
@@ -425,6 +429,69 @@ def test_a_corrupt_chunk_is_a_miss_and_forgotten() -> None:
     assert stack.counts()["disk"]["corrupt"] == 1
     stack.begin("again", run)
     assert disk.of(OpKind.CONTAINS)[0].keys == [ChunkKey(FIRST, run.chunks[0])], "asked anew"
+
+
+def test_what_could_not_be_read_is_asked_for_again_and_stored_anew() -> None:
+    """Or a file that can't be read would stay for ever: nobody would write it again."""
+    run = prefix("p", 2)
+    stack = stack_with(4, run)
+    stack.settle()
+    disk = stack.workers["disk"]
+    stack.begin("r", run)
+    stack.h.tick()
+    bad, good = disk.of(OpKind.READ)
+    disk.end_reads(bad, ReadOutcome.FAILED)
+    disk.end(good)
+    stack.h.tick()
+    assert stack.look("r", run) == [MISS, HIT]
+    stack.store(run)
+    assert [op.keys for op in disk.of(OpKind.WRITE)] == [[ChunkKey(FIRST, run.chunks[0])]]
+    stack.settle()
+    stack.begin("beside", run)
+    assert disk.of(OpKind.CONTAINS) == [], "it exists, so it is known to be there again"
+
+
+def test_a_chunk_that_came_too_late_is_still_known_to_be_there() -> None:
+    """To store it anew would burden a slow tier for nothing."""
+    run = prefix("p", 2)
+    stack = stack_with(4, run)
+    stack.settle()
+    stack.begin("r", run)
+    stack.h.tick()
+    stack.clock.now += DEADLINE
+    stack.h.tick()
+    assert stack.look("r", run) == [MISS] * 2
+    stack.store(run)
+    assert stack.workers["disk"].count(OpKind.WRITE) == 0
+
+
+def test_a_file_that_can_not_be_read_is_replaced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = prefix("p", 1)
+    tier = FsTier(FsTier.Config(path=tmp_path, capacity=8 * 2 * CHUNK), CHUNK)
+    stack = Stack(4, {"fs": tier})
+    stack.store(run)
+    stack.settle()
+    (file,) = tmp_path.glob("v1/*/??/*.kv")
+    bad = file.stat().st_ino
+    sound = fs.transfer_in
+
+    def transfer_in(descriptor: int, *rest: object) -> int:
+        if os.fstat(descriptor).st_ino == bad:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return sound(descriptor, *rest)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(fs, "transfer_in", transfer_in)
+    for name, found in [("first", MISS), ("second", HIT)]:
+        stack.h.spoil(range(4))
+        stack.begin(name, run)
+        stack.settle()
+        assert stack.look(name, run) == [found]
+        stack.h.end(name)
+        stack.store(run)
+        stack.settle()
+    assert bad not in {path.stat().st_ino for path in tmp_path.glob("v1/*/??/*.kv")}
 
 
 def break_down(stack: Stack) -> ManualWorkers:
