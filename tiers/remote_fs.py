@@ -186,9 +186,10 @@ class RemoteFsTier(AtRestTier):
             if not self._namespaces.accepts(key.namespace, create=True):
                 return WriteOutcome.REFUSED
             with self._ledger.changing([name_of(key)], self._until()):
+                self._unreadable.discard(key)
                 if self._path(key) not in self._stuck and self._lookup.ask([key])[0]:
                     return WriteOutcome.EXISTS
-                # Asking has found out what lies there.
+                # Asking has remembered it, if that is what lies there.
                 if self._unreadable.must_leave(key):
                     return WriteOutcome.TAKEN
                 return self._store_chunk(key, payload)
