@@ -104,8 +104,8 @@ class Workers(Protocol):
 class ThreadWorkers:
     """A thread pool for one tier: loads and lookups before stores.
 
-    One thread takes no stores, if there are at least two, so that a load never
-    waits for a store to end.
+    Half of the threads take no stores, if there are at least two: a store has no deadline
+    and may hang, and a burst of loads must not be left with one thread for that.
 
     Args:
         tier: whose calls to make.
@@ -133,7 +133,7 @@ class ThreadWorkers:
         self._threads = [
             threading.Thread(
                 target=self._run,
-                args=(index > 0 or threads == 1,),
+                args=(index < max(1, threads // 2),),
                 name=f"kvtiers-{type(tier).__name__}-{index}",
                 daemon=True,
             )

@@ -112,6 +112,31 @@ def test_a_load_does_not_wait_for_any_store_to_end(
     tier.gate.set()
 
 
+@pytest.mark.parametrize("threads", [2, 3, 4, 7, 8])
+def test_half_of_the_threads_are_there_for_loads_however_many_stores_hang(
+    threads: int, make_rig: Callable[..., Rig]
+) -> None:
+    class Meeting(GatedTier):
+        """Reads end once ``half`` of them are under way at once."""
+
+        half = threading.Barrier(-(-threads // 2))
+
+        def read(self, keys: object, buffers: object) -> list[ReadOutcome]:
+            self.half.wait(SOON)
+            return [ReadOutcome.MISS]
+
+    tier = Meeting()
+    rig = make_rig(tier, threads)
+    for number in range(2 * threads):
+        rig.submit(write(str(number)))
+    for _ in range(threads // 2):
+        assert tier.began.get(timeout=SOON) == "write"
+    loads = [rig.submit(read(str(number))) for number in range(-(-threads // 2))]
+    assert {rig.next() for _ in loads} == set(loads), "though the gate of the stores is shut"
+    assert tier.began.empty(), "no more stores than that began"
+    tier.gate.set()
+
+
 def test_a_queued_op_can_be_taken_back_and_a_started_one_cannot(
     tier: GatedTier, make_rig: Callable[..., Rig]
 ) -> None:
