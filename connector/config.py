@@ -29,7 +29,7 @@ from kvtiers.connector.config_sources import EXTRA, Layers, Source, gather
 from kvtiers.connector.config_specs import PolicySpec, TierSpec
 from kvtiers.connector.sizes import Capacity
 from kvtiers.tiers import TierConfig
-from kvtiers.tiers.units import SIZE
+from kvtiers.tiers.units import PORTION, SIZE
 from pydantic import BaseModel, ValidationError
 
 logger = logging.getLogger(__name__)
@@ -148,13 +148,15 @@ def load(
     problems += [_unknown(key, layers, reader) for key in _unknown_keys(layers)]
     if problems or policy is None or settings is None:
         raise ConfigError(problems)
+    tiers = [tier.with_quota(settings.tenant_quota) for tier in tiers]
     # What counts, as for blocks_per_chunk.
     counting = {} if _own_memory(layers) else {"warm_cache_ratio": ratio or WARM_CACHE_RATIO}
     config = Config(**(settings.model_dump() | counting), tiers=tuple(tiers), policy=policy)
     if config.chunk_size is not None:
         check_max_tokens(config, config.chunk_size)
     origins = {path: _origin(layers, config, path) for path, _ in values(config)}
-    return Loaded(config, origins, layers.warnings, lmcache.notes, lmcache.uses)
+    warnings = [*layers.warnings, *_unbound(config)]
+    return Loaded(config, origins, tuple(warnings), lmcache.notes, lmcache.uses)
 
 
 def values(config: Config) -> Iterator[tuple[str, object]]:
@@ -173,13 +175,15 @@ def values(config: Config) -> Iterator[tuple[str, object]]:
         yield f"policy.{key}", value
     for key in Settings.model_fields:
         counts_blocks = key == "blocks_per_chunk" and config.chunk_size is None
-        yield key, resolve_blocks_per_chunk(config, ()) if counts_blocks else getattr(config, key)
+        yield key, resolve_blocks_per_chunk(config, ()) if counts_blocks else option(config, key)
 
 
 def option(options: BaseModel, key: str) -> object:
-    """The value of a tier's option; of one that is a size, as a size."""
-    value = getattr(options, key)
-    is_size = key == "capacity" or SIZE in type(options).model_fields[key].metadata
+    """The value of an option; of one that is a size or a portion, as such."""
+    value, metadata = getattr(options, key), type(options).model_fields[key].metadata
+    if PORTION in metadata and value is not None:
+        return Capacity.parse(value)
+    is_size = key == "capacity" or SIZE in metadata
     return Capacity(nbytes=value) if is_size and isinstance(value, int) else value
 
 
@@ -239,6 +243,17 @@ def check_max_tokens(config: Config, chunk_tokens: int) -> None:
         )
 
 
+def _unbound(config: Config) -> Iterator[str]:
+    """Where the quota for all tiers bounds nobody."""
+    for tier in config.tiers:
+        if tier.unbound():
+            yield (
+                f"tenant_quota is {option(config, 'tenant_quota')}, and the {tier.name} tier has "
+                "no capacity to take a share of: tenants are not bound there. Set its 'capacity', "
+                "or give it a 'tenant_quota' of its own as a size."
+            )
+
+
 def _settings(layers: Layers) -> tuple[Settings | None, list[str]]:
     given = {key: layers.value(key) for key in layers.owners if key in Settings.model_fields}
     try:
@@ -283,6 +298,8 @@ def _origin(layers: Layers, config: Config, path: str) -> str:
     written = key == "type" if isinstance(entry, str) else key in entry
     if path == "tiers[0].capacity" and not _own_memory(layers) and layers.sets("warm_cache_ratio"):
         return layers.origin("warm_cache_ratio")
+    if not written and key == "tenant_quota" and layers.sets(key):
+        return layers.origin(key)
     if not written and top != "policy" and _derived(config.tiers[int(top[6:-1])].options, key):
         return layers.origin(top)
     return layers.origin(path) if written else "default"

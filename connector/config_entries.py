@@ -153,6 +153,14 @@ class EntryReader:
         if capacity is not None and capacity.share is not None and not spec.has_whole():
             self._refuse(f"{path}.capacity", str(capacity), spec.share_of_nothing())
             return None
+        if spec.unbound():
+            self._refuse(
+                f"{path}.tenant_quota",
+                options["tenant_quota"],
+                "the tier has no capacity to take a share of. Give it one, or write the quota as "
+                "a size, such as 10GiB.",
+            )
+            return None
         return spec
 
     def _mapping(self, path: str, entry: object) -> dict[str, Any] | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from kvtiers.tiers.units import Share
+from kvtiers.tiers.units import Portion, Share
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
 
 WARM_CACHE_RATIO = 0.5
@@ -54,10 +54,20 @@ class Settings(BaseModel):
         description="the number of tokens of a prefix that are promoted before the scheduler "
         "considers its request; 0 for none, without limit if not set",
     )
+    load_or_recompute: Literal["auto", "always_load"] = Field(
+        default="auto",
+        description="whether chunks are computed where loading them would take longer, going by "
+        "the measured speed of tiers and engine; or loaded always",
+    )
     warm_cache_ratio: Share | None = Field(
         default=None,
         description="the share of free host memory that the cpu tier takes if it has no "
         f"'capacity', {WARM_CACHE_RATIO} if not set",
+    )
+    tenant_quota: Portion = Field(
+        default=None,
+        description="the most that each tenant (cache_salt) may hold of each tier that has no "
+        "'tenant_quota' of its own, without limit if not set",
     )
     canonical_layout: Literal["auto", True, False] = Field(
         default="auto",

@@ -6,11 +6,14 @@ from collections.abc import Callable, Sequence
 
 from kvtiers.connector.config_errors import ConfigError, from_pydantic
 from kvtiers.connector.sizes import Capacity, file_system_bytes, format_bytes
-from kvtiers.policies import POLICIES, Policy, TierInfo
+from kvtiers.policies import POLICIES, Policy, Run, TierInfo
+from kvtiers.policies.base import one_second_a_chunk
+from kvtiers.policies.quota import with_quotas
 from kvtiers.tiers import TIERS, Tier, TierConfig
 from kvtiers.tiers.host_memory import available_bytes
 from kvtiers.tiers.remote_url import is_remote
 from kvtiers.tiers.residency import CPU
+from kvtiers.tiers.units import Portion, portion_bytes
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 TierClass = type[Tier]
@@ -45,6 +48,18 @@ class TierSpec(BaseModel):
         path = getattr(self.options, "path", None)
         return self.type == CPU or not (path is None or is_remote(path))
 
+    def with_quota(self, quota: Portion) -> TierSpec:
+        """With this for tenants, unless its entry says something else."""
+        if quota is None or "tenant_quota" in self.options.model_fields_set:
+            return self
+        options = self.options.model_copy(update={"tenant_quota": quota})
+        return self.model_copy(update={"options": options})
+
+    def unbound(self) -> bool:
+        """Whether tenants have a share of it, and it has no capacity that could be shared out."""
+        bound = self.capacity or getattr(self.options, "capacity", None)
+        return bound is None and isinstance(self.options.tenant_quota, float)
+
     def with_bytes(
         self, path: str, chunk_bytes: int, engines: int = 1, promised: int = 0
     ) -> TierConfig:
@@ -59,9 +74,17 @@ class TierSpec(BaseModel):
 
         Raises:
             ConfigError: it is below one chunk, a share of nothing, more memory than
-                there is, or refused by the tier's own ``Config``.
+                there is, or refused by the tier's own ``Config``; or the quota of a
+                tenant is below one chunk.
 
         """
+        options = self._sized(path, chunk_bytes, engines, promised)
+        quota = portion_bytes(options.tenant_quota, getattr(options, "capacity", None))
+        if quota is not None and quota < chunk_bytes:
+            raise ConfigError([self._no_quota(path, quota, chunk_bytes)])
+        return options
+
+    def _sized(self, path: str, chunk_bytes: int, engines: int, promised: int) -> TierConfig:
         if self.capacity is None:
             return self.options
         # Memory is asked for a size too: what the host lacks ends in the kernel's killing us.
@@ -97,6 +120,15 @@ class TierSpec(BaseModel):
         path = getattr(self.options, "path", None)
         return file_system_bytes(str(path)) if self.has_whole() else None
 
+    def _no_quota(self, path: str, nbytes: int, chunk_bytes: int) -> str:
+        is_share = isinstance(self.options.tenant_quota, float)
+        exact = f" ({Capacity.parse(self.options.tenant_quota)})" if is_share else ""
+        return (
+            f"The tenant_quota of {path} is {format_bytes(nbytes)}{exact}, which is below one "
+            f"chunk of {format_bytes(chunk_bytes)}, so that no tenant could store anything. Set it "
+            f"to a good multiple of {chunk_bytes} bytes, or leave it out for no limit."
+        )
+
     @staticmethod
     def _too_large(path: str, nbytes: int, free: int, engines: int) -> str:
         each = f" for each of the {engines} engines on it" if engines > 1 else ""
@@ -129,6 +161,11 @@ class PolicySpec(BaseModel):
     type: str
     options: BaseModel
 
-    def make(self, tiers: Sequence[TierInfo], clock: Callable[[], float]) -> Policy:
-        """The policy, for these tiers."""
-        return POLICIES.get(self.type)(tiers, self.options, clock)
+    def make(
+        self,
+        tiers: Sequence[TierInfo],
+        clock: Callable[[], float],
+        recompute_seconds: Callable[[Run], float] = one_second_a_chunk,
+    ) -> Policy:
+        """The policy, for these tiers and the quotas they have."""
+        return with_quotas(POLICIES.get(self.type)(tiers, self.options, clock, recompute_seconds))

@@ -50,7 +50,8 @@ def build_hierarchy(
     context.loaded.log()
     arena = Arena.attach(report.arena)
     chunk_bytes = arena.slot_bytes
-    capacity = CpuTier.Config(capacity=arena.nbytes)
+    quota = context.loaded.config.tiers[0].options.tenant_quota
+    capacity = CpuTier.Config(capacity=arena.nbytes, tenant_quota=quota)
     cpu = CpuTier(capacity, chunk_bytes, arena, Populator(arena))
     namespace, private = _namespace(offloading, context, report)
     lower: dict[str, Tier] = {}

@@ -22,7 +22,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from kvtiers.tiers.units import Share, read_seconds
+from kvtiers.tiers.units import Portion, Share, read_seconds
 from pydantic import BaseModel, ConfigDict, field_validator
 
 # Payload buffers start on this boundary and their length is a multiple of it, so
@@ -153,6 +153,8 @@ class TierConfig(BaseModel):
         headroom: share of its capacity that the hierarchy keeps free, 0 to below 1: it
             evicts when half of that is used, until all of it is free. Room for one
             chunk is kept at least. Means nothing without a capacity.
+        tenant_quota: the most that each tenant (``cache_salt``) may hold of it; the
+            top-level key of that name if not set.
 
     """
 
@@ -162,6 +164,7 @@ class TierConfig(BaseModel):
     deadline: float = 5.0
     threads: int = 4
     headroom: Share = 0.2
+    tenant_quota: Portion = None
 
     # Validators, and not bounds of the fields, because a tier that declares a field
     # again, for another default, loses its bounds and keeps its validators.

@@ -358,8 +358,8 @@ def test_a_misspelt_key_names_its_path_its_line_and_the_nearest_spelling(yaml_fi
     """)
     assert problem({"config": file}) == (
         f"tiers[1].capcity (from file {file}:5) is not a key that kvtiers knows. Did you mean "
-        "'capacity'? Known here: block_size, buffer, capacity, deadline, direct, encryption, fsync, "
-        "headroom, name, path, threads, type. Correct it or leave it out."
+        "'capacity'? Known here: block_size, buffer, capacity, deadline, direct, encryption, "
+        "fsync, headroom, name, path, tenant_quota, threads, type. Correct it or leave it out."
     )
 
 
@@ -549,7 +549,7 @@ def test_the_cpu_tier_has_no_threads_and_no_deadline(key):
     )
     assert f"tiers[0].{key}" not in load({}, {}).origins
     text = problem({"tiers": [{"type": "cpu", "thread": 4}]})
-    assert text.endswith("Known here: capacity, name, type. Correct it or leave it out.")
+    assert "Known here: capacity, name, tenant_quota, type. Correct it" in text
 
 
 KEYS = st.sampled_from(

@@ -103,7 +103,7 @@ def test_the_page_has_lmcaches_words_beside_ours_and_all_of_them_below(start, en
 
 
 def test_options_that_a_tier_does_not_have_are_not_in_its_table():
-    assert section("`cpu`").options() == ["capacity"]
+    assert section("`cpu`").options() == ["tenant_quota", "capacity"]
 
 
 class Described(TierConfig):
