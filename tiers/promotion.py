@@ -249,7 +249,21 @@ class Promotion:
         # Also what could not be read. If it is there a lookup finds it, and if the tier has
         # to replace it, it is only offered it anew where it is not taken to have it.
         self._residency.gone_from(tier, (chunk.key,))
-        self._missed(chunk)
+        if self._residency.source(chunk) is None:
+            self._missed(chunk)
+        else:
+            self._turn_to_the_next(chunk)
+
+    def _turn_to_the_next(self, chunk: Chunk) -> None:
+        """Another tier has the chunk: who waited for the read now waits for one from there.
+
+        Their patience is what it was, so that they wait no longer for it.
+        """
+        for request in self._waiters.pop(chunk.key, ()):
+            if chunk.key in request.awaited:
+                request.awaited.discard(chunk.key)
+                self.want(request, chunk.key)
+        self._residency.drop((chunk,))
 
     def reset(self, requests: Iterable[RequestState]) -> None:
         """Nobody waits for anything any more."""
