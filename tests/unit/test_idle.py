@@ -191,6 +191,8 @@ def test_chunks_that_lie_where_they_belong_make_nothing_due() -> None:
     stack.h.reset(FIRST)
     stack.h.flushed()
     stack.settle()
+    stack.clock.now += 1.0
+    stack.settle()
     assert stack.h.due() == NEVER
 
 
