@@ -18,7 +18,7 @@ version numbers: a backport or a nightly then works as it is.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from importlib import metadata
 from typing import Any
@@ -109,6 +109,24 @@ def completed_jobs(connector_output: Any) -> Mapping[int, int]:
     """Reports per job in a step's ``KVConnectorOutput``, {} if it carries none."""
     meta = connector_output.kv_connector_worker_meta
     return getattr(meta, "completed_jobs", None) or {}
+
+
+def step_spans(scheduler_output: Any) -> Iterator[tuple[int, int]]:
+    """Per request of a step: tokens that stand before, and tokens that it computes."""
+    scheduled = scheduler_output.num_scheduled_tokens
+    for request in scheduler_output.scheduled_new_reqs:
+        yield request.num_computed_tokens, scheduled.get(request.req_id, 0)
+    cached = scheduler_output.scheduled_cached_reqs
+    for name, before in zip(cached.req_ids, cached.num_computed_tokens, strict=False):
+        yield before, scheduled.get(name, 0)
+
+
+def prefill_left(requests: Iterable[Any]) -> Iterator[tuple[int, int]]:
+    """Per running request with a part of its prompt to compute: what stands before, how much."""
+    for request in requests:
+        left = request.num_prompt_tokens - request.num_computed_tokens
+        if left > 0 and request.status.name == "RUNNING":
+            yield request.num_computed_tokens, left
 
 
 def gpu_usage(block_pool: Any, kv_cache_config: Any) -> Usage:

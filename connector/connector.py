@@ -11,7 +11,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from kvtiers.connector import compat
@@ -30,6 +30,7 @@ from kvtiers.connector.engine_checks import (
     check_reports,
 )
 from kvtiers.connector.manager import Adapter, RequestKeys, TieredOffloadingManager
+from kvtiers.connector.prefill import Span
 from kvtiers.connector.spec import CONTEXT, Context, TieredOffloadingSpec
 from kvtiers.connector.transfer import TieredWorkerMetadata, WorkerReport
 from kvtiers.policies import PolicyRequest
@@ -113,7 +114,9 @@ class TieredKVConnector(OffloadingConnector):  # type: ignore[misc]  # vLLM is u
         reports = [report for report in metadata.values() if isinstance(report, WorkerReport)]
         check_reports(metadata, reports)
         if reports:
-            self._manager.open(reports[0], self._gpu_usage, self._gpu_fullness)
+            self._manager.open(
+                reports[0], self._gpu_usage, self._gpu_fullness, self._prefill_under_way
+            )
 
     def bind_kv_cache_manager(self, kv_cache_manager: Any) -> None:
         """Scheduler side: vLLM's prefix cache, which is our GPU tier."""
@@ -125,6 +128,10 @@ class TieredKVConnector(OffloadingConnector):  # type: ignore[misc]  # vLLM is u
 
     def _gpu_fullness(self) -> float:
         return compat.gpu_fullness(self._block_pool)
+
+    def _prefill_under_way(self) -> Iterator[Span]:
+        statuses = self.scheduler._req_status.values()  # noqa: SLF001 - in the contract
+        return compat.prefill_left(status.req for status in statuses)
 
     def _keep_window_before(self, tokens: int) -> None:
         """Have vLLM offer the window that ends where the longest stored prefix does.
@@ -247,6 +254,7 @@ class TieredKVConnector(OffloadingConnector):  # type: ignore[misc]  # vLLM is u
         admit it again with a load. vLLM 0.32 takes that load for an older store that
         must be flushed for the preemption, and ends the engine over it.
         """
+        self._manager.step_scheduled(compat.step_spans(scheduler_output))
         self._offer_again()
         preempted = scheduler_output.preempted_req_ids or ()
         reloading = {job.req_id for job in self.scheduler._current_batch_load_jobs.values()}  # noqa: SLF001 - in the contract
@@ -331,6 +339,11 @@ class TieredKVConnector(OffloadingConnector):  # type: ignore[misc]  # vLLM is u
             self._load_requests.pop(job_id, None)
         failed, self._failed_jobs = self._failed_jobs, {}
         return TieredWorkerMetadata.extend(metadata, failed, adapters)
+
+    def take_events(self) -> Iterable[Any]:
+        """Called for every step, last when its output is taken in: it took until now."""
+        self._manager.step_executed()
+        return super().take_events()  # type: ignore[no-any-return]
 
     # Ends of copies on the scheduler ----------------------------------------
 

@@ -91,6 +91,7 @@ CONNECTOR = Class(
         overridden("request_finished", "request block_ids", "the same for one group"),
         overridden("reset_cache", "", "moves to a private epoch of the namespace"),
         overridden("get_kv_connector_stats", "", "metrics of the tiers"),
+        overridden("take_events", "", "a step's output is here: how long it took"),
         overridden("build_kv_connector_stats", "data", "metrics of the tiers"),
         overridden(
             "build_prom_metrics",
@@ -212,14 +213,28 @@ ENTRIES: tuple[Entry, ...] = (
         "what is known of a request when it arrives",
         attributes="request_id block_hashes num_tokens num_prompt_tokens num_output_tokens "
         "kv_transfer_params kv_hints cache_salt lora_request session_id skip_reading_prefix_cache "
-        "is_finished get_finished_reason num_preemptions",
+        "is_finished get_finished_reason num_preemptions num_computed_tokens status",
     ),
     Class(
         "vllm.v1.core.sched.output",
         "SchedulerOutput",
         "which requests a step starts, preempts and ends",
-        fields="scheduled_new_reqs preempted_req_ids finished_req_ids num_scheduled_tokens",
+        fields="scheduled_new_reqs scheduled_cached_reqs preempted_req_ids finished_req_ids "
+        "num_scheduled_tokens",
     ),
+    Class(
+        "vllm.v1.core.sched.output",
+        "NewRequestData",
+        "what a step computes of a request that it starts",
+        fields="req_id num_computed_tokens",
+    ),
+    Class(
+        "vllm.v1.core.sched.output",
+        "CachedRequestData",
+        "what a step computes of the others",
+        fields="req_ids num_computed_tokens",
+    ),
+    Class("vllm.v1.request", "RequestStatus", "who computes a prompt now", fields="RUNNING"),
     Class(
         _BASE,
         "OffloadingSpec",
@@ -672,6 +687,14 @@ CALL_ORDER: tuple[Entry, ...] = (
         "bad slots are invalidated before a finished load is used",
         before="connector.update_connector_output",
         after="kv_connector_output.finished_recving",
+    ),
+    Order(
+        "events are taken of every step, after its output",
+        _SCHED,
+        ("Scheduler.update_from_output",),
+        "a step's time ends there",
+        before="_update_from_kv_xfer_finished",
+        after="connector.take_events",
     ),
     Order(
         "stores are built after the step's requests are known",

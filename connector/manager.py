@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from kvtiers.connector import metrics
 from kvtiers.connector.adapters import Contents
+from kvtiers.connector.prefill import PrefillClock, Span
 from kvtiers.connector.roles import loads, stores
 from kvtiers.connector.stack import build_hierarchy
 from kvtiers.connector.store_gate import StoreGate
@@ -46,6 +47,11 @@ if TYPE_CHECKING:
     )
 
 logger = logging.getLogger(__name__)
+
+# Of what vLLM lets its engine have to stop, the share that stores under way may take, and
+# what they may take at least: a fast tier needs no more.
+_DRAIN_SHARE = 0.5
+_LEAST_DRAIN_SECONDS = 5.0
 
 _RESULTS = {
     Lookup.HIT: LookupResult.HIT,
@@ -131,6 +137,7 @@ class TieredOffloadingManager(OffloadingManager):  # type: ignore[misc]  # vLLM 
         self._context = context
         self._groups = tuple(group.group_id for group in config.groups)
         self._hierarchy: Hierarchy | None = None
+        self._prefill: PrefillClock | None = None
         self._role: str = context.vllm_config.kv_transfer_config.kv_role
         settings = context.loaded.config
         self._gate = StoreGate(settings.offload_threshold, settings.max_tokens)
@@ -145,6 +152,7 @@ class TieredOffloadingManager(OffloadingManager):  # type: ignore[misc]  # vLLM 
         report: WorkerReport,
         gpu_usage: Callable[[], Usage],
         gpu_fullness: Callable[[], float],
+        under_way: Callable[[], Iterable[Span]],
     ) -> None:
         """Build the tiers, once the workers have made the arena.
 
@@ -152,12 +160,18 @@ class TieredOffloadingManager(OffloadingManager):  # type: ignore[misc]  # vLLM 
             report: what the workers made.
             gpu_usage: how much of vLLM's own prefix cache is filled, for the metrics.
             gpu_fullness: the share of its blocks that are not empty.
+            under_way: what is left to compute of the prompts of running requests.
 
         Raises:
             ConfigError, TierConfigError: a tier can't work as configured.
 
         """
-        self._hierarchy = build_hierarchy(self._config, self._context, report, gpu_usage)
+        blocks = self._config.cache.blocks_per_chunk
+        tokens = {group.group_id: group.tokens_per_block * blocks for group in self._config.groups}
+        self._prefill = PrefillClock(tokens, under_way)
+        self._hierarchy = build_hierarchy(
+            self._config, self._context, report, gpu_usage, self._prefill
+        )
         self._gate.watch(gpu_fullness)
 
     @property
@@ -166,6 +180,18 @@ class TieredOffloadingManager(OffloadingManager):  # type: ignore[misc]  # vLLM 
         if self._hierarchy is None:
             raise RuntimeError("vLLM did not pass the workers' handshake to kvtiers.")
         return self._hierarchy
+
+    # Steps -------------------------------------------------------------------
+
+    def step_scheduled(self, spans: Iterable[Span]) -> None:
+        """A step begins that computes this."""
+        if self._prefill is not None:
+            self._prefill.scheduled(spans)
+
+    def step_executed(self) -> None:
+        """The output of the oldest step under way is here."""
+        if self._prefill is not None:
+            self._prefill.executed()
 
     # Requests ---------------------------------------------------------------
 
@@ -360,12 +386,15 @@ class TieredOffloadingManager(OffloadingManager):  # type: ignore[misc]  # vLLM 
         if levels == self._told and not any(tier.counts for tier in stats):
             return None
         first, self._told = self._told is None, levels
-        return metrics.record(stats, first)
+        prefill = self._prefill.tokens_per_second() if self._prefill is not None else None
+        return metrics.record(stats, first, prefill)
 
     def shutdown(self) -> None:
         """Let stores under way end, within a bound, and close the tiers."""
         if self._hierarchy is not None:
-            self._hierarchy.close()
+            # The rest is for requests, which vLLM lets end first.
+            allowed = self._context.vllm_config.shutdown_timeout
+            self._hierarchy.close(max(_LEAST_DRAIN_SECONDS, allowed * _DRAIN_SHARE))
             self._hierarchy = None
 
     # Keys -------------------------------------------------------------------

@@ -29,7 +29,14 @@ _GAUGES = {
     "tier_capacity_bytes": "Bytes that the tier may hold; absent if it has no bound.",
     "tier_chunks": "Chunks that the tier holds.",
     "tier_breaker_state": "0: the tier is used; 1: it is being probed; 2: it is left alone.",
+    "tier_chunk_read_seconds": "Estimated seconds to read one chunk; absent before some were.",
 }
+# Of the engine and no tier.
+_PREFILL = "prefill_tokens_per_second"
+_PREFILL_TEXT = (
+    "Estimated speed at which the engine computes the first 1,024 tokens of a prompt; absent "
+    "before some were."
+)
 _COUNTERS = {
     "hits": "Prompt chunks that the tier served to admitted requests.",
     "misses": "Prompt chunks of admitted requests that neither this tier nor one above it held.",
@@ -43,6 +50,8 @@ _COUNTERS = {
     "dropped": "Chunks not stored because the tier had no room or could not keep up.",
     "refused": "Chunks not stored because the policy did not admit them, the tier was full, or "
     "their place has a chunk that only others can read.",
+    "recomputed": "Prompt chunks that the tier held and that were computed, since loading them "
+    "would have taken longer.",
     "breaker_opened": "Times that the tier was left alone for failing or being slow.",
 }
 
@@ -56,28 +65,36 @@ def definitions() -> dict[str, OffloadingMetricMetadata]:
         f"{_PREFIX}tier_{name}": OffloadingCounterMetadata(text, _LABELS)
         for name, text in _COUNTERS.items()
     }
-    return {**gauges, **counters}
+    prefill = {_PREFIX + _PREFILL: OffloadingGaugeMetadata(_PREFILL_TEXT)}
+    return {**gauges, **prefill, **counters}
 
 
 # vLLM moves the bytes of its own cache, and nothing of it can fail here.
 _OF_GPU = ("hits", "misses")
 
 
-def record(tiers: Iterable[TierStats], first: bool) -> OffloadingConnectorStats:
+def record(
+    tiers: Iterable[TierStats], first: bool, prefill: float | None = None
+) -> OffloadingConnectorStats:
     """The values of one step.
 
     Args:
         tiers: with the increases of their counts.
         first: name every counter, also those at zero: a query must find the series
             before the first event. Later zeros would only fill vLLM's log.
+        prefill: tokens a second, None if not measured.
 
     """
     stats = OffloadingConnectorStats()
+    if prefill is not None:
+        stats.set_gauge(_PREFIX + _PREFILL, prefill)
     for tier in tiers:
         labels = (tier.name,)
         stats.set_gauge(_PREFIX + "tier_used_bytes", tier.usage.nbytes, labels)
         stats.set_gauge(_PREFIX + "tier_chunks", tier.usage.chunks, labels)
         stats.set_gauge(_PREFIX + "tier_breaker_state", int(tier.breaker), labels)
+        if tier.read_seconds is not None:
+            stats.set_gauge(_PREFIX + "tier_chunk_read_seconds", tier.read_seconds, labels)
         if tier.usage.limit is not None:
             stats.set_gauge(_PREFIX + "tier_capacity_bytes", tier.usage.limit, labels)
         for name in _OF_GPU if tier.name == GPU else _COUNTERS:

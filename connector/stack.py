@@ -11,6 +11,7 @@ from kvtiers.connector.config_errors import ConfigError
 from kvtiers.connector.config_specs import TierSpec
 from kvtiers.connector.namespace import build_namespace, kernel_facts, shareable_hash
 from kvtiers.connector.neighbours import announce
+from kvtiers.connector.prefill import PrefillClock
 from kvtiers.connector.roles import loads, stores
 from kvtiers.connector.sizes import format_bytes
 from kvtiers.connector.transfer import WorkerReport
@@ -34,6 +35,7 @@ def build_hierarchy(
     context: Context,
     report: WorkerReport,
     gpu_usage: Callable[[], Usage],
+    prefill: PrefillClock,
 ) -> Hierarchy:
     """The hierarchy of one engine, in its scheduler process.
 
@@ -42,6 +44,7 @@ def build_hierarchy(
         context: our configuration and vLLM's.
         report: what the workers made.
         gpu_usage: how full vLLM's own prefix cache is.
+        prefill: how fast the engine computes prompts.
 
     Raises:
         ConfigError, TierConfigError: a tier that the user asked for can't work.
@@ -63,16 +66,18 @@ def build_hierarchy(
     _log(offloading, context, report, {"cpu": cpu, **lower}, namespace)
     announce(namespace, {name: tier for name, tier in lower.items() if name not in away})
     role = context.vllm_config.kv_transfer_config.kv_role
+    settings = context.loaded.config
     return Hierarchy(
         cpu,
         lower,
-        context.loaded.config.policy.make,
+        lambda tiers, clock: settings.policy.make(tiers, clock, prefill.worth),
         namespace,
         observed={GPU: gpu_usage},
         # Nothing is to be found in the arena by those who load nothing.
-        window=_window(offloading, context.loaded.config.prefetch_window if loads(role) else 0),
+        window=_window(offloading, settings.prefetch_window if loads(role) else 0),
         stores=stores(role),
         away=away,
+        prefill=prefill if settings.load_or_recompute == "auto" else None,
     )
 
 

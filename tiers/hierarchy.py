@@ -67,12 +67,16 @@ _SWEPT = object()
 
 @dataclass(frozen=True, slots=True)
 class TierStats:
-    """Figures of one tier. ``counts`` are increases since they were last taken."""
+    """Figures of one tier. ``counts`` are increases since they were last taken.
+
+    ``read_seconds`` is what reading a chunk is expected to take, None if nobody knows.
+    """
 
     name: str
     usage: Usage
     counts: Mapping[str, int]
     breaker: BreakerState = BreakerState.CLOSED
+    read_seconds: float | None = None
 
 
 class Hierarchy:
@@ -654,9 +658,15 @@ class Hierarchy:
         for name, counts in self._all_counts(GPU):
             if name in usages:
                 breaker = breakers.get(name, BreakerState.CLOSED)
-                stats.append(TierStats(name, usages[name], dict(+counts), breaker))
+                seconds = self._read_seconds(name)
+                stats.append(TierStats(name, usages[name], dict(+counts), breaker, seconds))
                 counts.clear()
         return stats
+
+    def _read_seconds(self, name: str) -> float | None:
+        tier = self._residency.named(name)
+        known = tier is not None and tier.reads.known
+        return tier.reads.seconds(self._residency.chunk_bytes) if tier and known else None
 
     def _all_counts(self, *above: str) -> list[tuple[str, Counter[str]]]:
         counts = [(name, self._residency.counts[name]) for name in (*above, CPU)]

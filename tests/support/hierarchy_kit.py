@@ -16,6 +16,7 @@ from kvtiers.tiers.cpu import CpuTier
 from kvtiers.tiers.hierarchy import Hierarchy
 from kvtiers.tiers.requests import Lookup
 from kvtiers.tiers.workers import Op, OpKind, call, fail, scan
+from kvtiers.tiers.worth import Prefill
 
 CHUNK = ALIGNMENT
 DEADLINE = 5.0
@@ -225,6 +226,7 @@ class Stack:
         window: Mapping[int, int] | None = None,
         away: Mapping[str, str] | None = None,
         stores: bool = True,
+        prefill: Prefill | None = None,
         tenant_quota: float | None = None,
     ) -> None:
         self.clock = Clock()
@@ -247,6 +249,7 @@ class Stack:
             window=window,
             stores=stores,
             away=away,
+            prefill=prefill,
             alone=False,
         )
 
