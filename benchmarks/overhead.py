@@ -1,0 +1,212 @@
+"""What kvtiers costs where it can't help: no hit in any tier, or a tier that is away.
+
+    python -m benchmarks.overhead --json FILE
+
+Three servers with the same settings are up at once: vLLM without a connector, kvtiers
+with a cpu and an fs tier, and kvtiers with a cpu tier and a Redis that does not answer,
+whose breaker is open. One is loaded at a time, in turns, all with the same prompts, which
+nobody has seen before. So each load of kvtiers stores all and finds nothing.
+
+About 12 minutes on two cores with the default of 15 pairs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+from kvtiers.tools.measure import complete
+from kvtiers.tools.model import ModelError, default_cache, smollm2_path
+from kvtiers.tools.server import ServerError, VllmServer
+from kvtiers.tools.service import free_port
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.paired import Interval, Load, PairedRecord
+from benchmarks.record import OURS, PLAIN, describe, p99
+from benchmarks.systems import BLOCK, Engine, serve
+
+MISSES, AWAY = "kvtiers-misses", "kvtiers-away"
+BOUND = 0.02
+"""How much of throughput and P99 may be lost at most."""
+
+# Of every vocabulary, and no control tokens.
+_TOKENS = range(1000, 30_000)
+# Loads that vLLM's own cache and the arena hold, so that both evict for most of a run.
+_LOADS_HELD = 3
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Of each load: requests in flight together, tokens of a prompt and of an answer."""
+
+    requests: int
+    prompt: int
+    answer: int
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run it. 1 if a server failed."""
+    options = _parser().parse_args(argv)
+    progress = Console(stderr=True, highlight=False)
+    # By default the signal ends Python at once, and leaves the servers running.
+    signal.signal(signal.SIGTERM, lambda _number, _frame: sys.exit(143))
+    try:
+        model = options.model or smollm2_path()
+        record = PairedRecord(describe(model.name, options.dtype, BLOCK, rest=0))
+        for load in _measure(options, model, progress):
+            record.loads.append(load)
+            # A run is long: what it has measured outlives an interruption.
+            if options.json:
+                record.save(options.json)
+    except (ModelError, ServerError) as error:
+        progress.print(str(error), markup=False)
+        return 1
+    Console().print(table(record))
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.overhead", description=__doc__)
+    add = parser.add_argument
+    add("--json", metavar="FILE", type=Path, help="write what was measured there")
+    add("--model", metavar="PATH", type=Path, help="a model folder (default: SmolLM2-135M)")
+    add("--dtype", choices=("bfloat16", "float32"), default="bfloat16")
+    add("--pairs", type=int, default=15, help="loads of each system (default: 15)")
+    add("--systems", nargs="+", choices=(MISSES, AWAY), default=[MISSES, AWAY])
+    # vLLM reserves one for itself, and with a connector one more, which on two cores makes
+    # it reserve none: then the two servers would not be the same.
+    add("--reserve", type=int, default=1, help="cores without threads of the model (default: 1)")
+    add("--requests", type=int, default=6, help="in flight together (default: 6)")
+    add("--tokens", type=int, default=1024, help="of each prompt (default: 1024)")
+    add("--answer", type=int, default=16, help="tokens to generate for each (default: 16)")
+    add("--log", metavar="FOLDER", type=Path, help="keep the servers' output there")
+    return parser
+
+
+def _measure(options: argparse.Namespace, model: Path, progress: Console) -> Iterator[Load]:
+    shape = Shape(options.requests, options.tokens, options.answer)
+    seed, begin = time.time_ns(), time.monotonic()
+
+    def say(text: str) -> None:
+        line = f"{time.monotonic() - begin:6.0f} s  {text}"
+        progress.print(line, markup=False, soft_wrap=True)
+
+    with ExitStack() as stack:
+        # Beside the models: the disk where the filesystem tier lies by default.
+        place = tempfile.TemporaryDirectory(prefix="bench-", dir=default_cache().parent)
+        folder = Path(stack.enter_context(place))
+        say("starting vLLM")
+        servers = _servers(stack, options, model, shape, folder)
+        for pair in range(-1, options.pairs):
+            # Whoever comes first in one round comes last in the next.
+            for system in sorted(servers, reverse=bool(pair % 2)):
+                load = _load(servers[system], system, pair, shape, f"{seed}/{pair}")
+                say(
+                    f"{pair + 1}/{options.pairs} {system}: {load.throughput:.0f} tokens/s, "
+                    f"P99 TTFT {p99(load.ttft_s):.3f} s"
+                )
+                _settle(folder)
+                # In the first round everything is used for the first time.
+                if pair >= 0:
+                    yield load
+
+
+def _servers(
+    stack: ExitStack, options: argparse.Namespace, model: Path, shape: Shape, folder: Path
+) -> Mapping[str, VllmServer]:
+    """All of them, by system, with their tiers below ``folder``."""
+    tokens = _LOADS_HELD * shape.requests * (shape.prompt + shape.answer + BLOCK)
+    engine = Engine(model, options.dtype, tokens)
+    # A port that nobody listens on: each attempt to connect fails at once.
+    where: dict[str, Path | str] = {
+        PLAIN: folder,
+        MISSES: folder / "tier",
+        AWAY: f"redis://127.0.0.1:{free_port()}",
+    }
+    logs = options.log or folder
+    logs.mkdir(parents=True, exist_ok=True)
+    return {
+        name: stack.enter_context(
+            serve(
+                engine,
+                PLAIN if name == PLAIN else OURS,
+                where[name],
+                tokens // BLOCK,
+                logs / f"{name}.log",
+                {"VLLM_CPU_NUM_OF_RESERVED_CPU": str(options.reserve)},
+            )
+        )
+        for name in (PLAIN, *options.systems)
+    }
+
+
+def _load(server: VllmServer, system: str, pair: int, shape: Shape, seed: str) -> Load:
+    """All requests at once; the same prompts for the same seed."""
+    draw = random.Random(seed)
+    prompts = [draw.choices(_TOKENS, k=shape.prompt) for _ in range(shape.requests)]
+    begin = time.perf_counter()
+    with ThreadPoolExecutor(shape.requests) as pool:
+        answers = list(pool.map(lambda prompt: complete(server, prompt, shape.answer), prompts))
+    seconds = time.perf_counter() - begin
+    found = sum(answer.cached_tokens for answer in answers)
+    if found:
+        raise ServerError(f"{system} found {found} tokens of prompts that nobody has seen before.")
+    tokens = shape.requests * (shape.prompt + shape.answer)
+    return Load(system, pair, seconds, tokens, [answer.ttft_s for answer in answers])
+
+
+def _settle(folder: Path, quiet: float = 1.0, timeout: float = 60.0) -> None:
+    """Wait until nothing is written any more: the next load is another system's."""
+    deadline = time.monotonic() + timeout
+    count, since = -1, time.monotonic()
+    while time.monotonic() - since < quiet and time.monotonic() < deadline:
+        time.sleep(0.1)
+        now = sum(len(names) for _, _, names in os.walk(folder / "tier"))
+        if now != count:
+            count, since = now, time.monotonic()
+
+
+def figures(record: PairedRecord) -> Iterator[tuple[str, Interval, Interval]]:
+    """Per system: its throughput and its P99 time to first token, over those without kvtiers."""
+    for system in (MISSES, AWAY):
+        if record.of(system):
+            yield (
+                system,
+                record.ratio(system, PLAIN, lambda load: load.throughput),
+                record.ratio(system, PLAIN, lambda load: p99(load.ttft_s)),
+            )
+
+
+def table(record: PairedRecord) -> Table:
+    """The record for people."""
+    pairs = len(record.of(PLAIN))
+    grid = Table(
+        title="With kvtiers over without",
+        caption=f"geometric mean of {pairs} pairs (95 % confidence interval, bootstrap)",
+    )
+    for heading in ("system", "throughput", f"{BOUND:.0%}", "P99 TTFT", f"{BOUND:.0%}"):
+        grid.add_column(heading)
+    for system, throughput, ttft in figures(record):
+        grid.add_row(
+            system,
+            str(throughput),
+            throughput.within(1 - BOUND, above=True),
+            str(ttft),
+            ttft.within(1 + BOUND, above=False),
+        )
+    return grid
+
+
+if __name__ == "__main__":
+    sys.exit(main())
