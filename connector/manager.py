@@ -145,7 +145,7 @@ class TieredOffloadingManager(OffloadingManager):  # type: ignore[misc]  # vLLM 
         # Requests whose next admission has not been counted yet.
         self._looked: set[str] = set()
         # Levels as last sent; None before the first time.
-        self._told: list[tuple[Usage, BreakerState]] | None = None
+        self._told: list[tuple[Usage, BreakerState, int | None]] | None = None
 
     def open(
         self,
@@ -382,7 +382,7 @@ class TieredOffloadingManager(OffloadingManager):  # type: ignore[misc]  # vLLM 
         if self._hierarchy is None:
             return None
         stats = self._hierarchy.stats()
-        levels = [(tier.usage, tier.breaker) for tier in stats]
+        levels = [(tier.usage, tier.breaker, tier.pinned) for tier in stats]
         if levels == self._told and not any(tier.counts for tier in stats):
             return None
         first, self._told = self._told is None, levels

@@ -30,6 +30,7 @@ _GAUGES = {
     "tier_chunks": "Chunks that the tier holds.",
     "tier_breaker_state": "0: the tier is used; 1: it is being probed; 2: it is left alone.",
     "tier_chunk_read_seconds": "Estimated seconds to read one chunk; absent before some were.",
+    "tier_pinned_chunks": "Chunks of the cpu tier that a copy, or a request that waits, uses now.",
 }
 # Of the engine and no tier.
 _PREFILL = "prefill_tokens_per_second"
@@ -95,6 +96,8 @@ def record(
         stats.set_gauge(_PREFIX + "tier_breaker_state", int(tier.breaker), labels)
         if tier.read_seconds is not None:
             stats.set_gauge(_PREFIX + "tier_chunk_read_seconds", tier.read_seconds, labels)
+        if tier.pinned is not None:
+            stats.set_gauge(_PREFIX + "tier_pinned_chunks", tier.pinned, labels)
         if tier.usage.limit is not None:
             stats.set_gauge(_PREFIX + "tier_capacity_bytes", tier.usage.limit, labels)
         for name in _OF_GPU if tier.name == GPU else _COUNTERS:

@@ -70,6 +70,7 @@ class TierStats:
     """Figures of one tier. ``counts`` are increases since they were last taken.
 
     ``read_seconds`` is what reading a chunk is expected to take, None if nobody knows.
+    ``pinned`` is how many chunks are in use, None for tiers without pins.
     """
 
     name: str
@@ -77,6 +78,7 @@ class TierStats:
     counts: Mapping[str, int]
     breaker: BreakerState = BreakerState.CLOSED
     read_seconds: float | None = None
+    pinned: int | None = None
 
 
 class Hierarchy:
@@ -659,7 +661,8 @@ class Hierarchy:
             if name in usages:
                 breaker = breakers.get(name, BreakerState.CLOSED)
                 seconds = self._read_seconds(name)
-                stats.append(TierStats(name, usages[name], dict(+counts), breaker, seconds))
+                pinned = self._residency.slots.pinned if name == CPU else None
+                stats.append(TierStats(name, usages[name], dict(+counts), breaker, seconds, pinned))
                 counts.clear()
         return stats
 

@@ -25,7 +25,7 @@ EVERY_COUNT = {
 }
 STATS = [
     TierStats("gpu", Usage(100, 2, 400), {"hits": 3}),
-    TierStats("cpu", Usage(50, 1, 200), {}),
+    TierStats("cpu", Usage(50, 1, 200), {}, pinned=4),
     TierStats("fs", Usage(70, 1, None), EVERY_COUNT, BreakerState.OPEN, 0.25),
 ]
 
@@ -51,6 +51,7 @@ def test_levels_and_counts_are_told_per_tier() -> None:
     assert told["tier_used_bytes"] == {("gpu",): 100, ("cpu",): 50, ("fs",): 70}
     assert told["tier_capacity_bytes"] == {("gpu",): 400, ("cpu",): 200}, "fs has no bound"
     assert told["tier_breaker_state"][("fs",)] == 2
+    assert told["tier_pinned_chunks"] == {("cpu",): 4}
     assert told["tier_chunk_read_seconds"] == {("fs",): 0.25}
     assert told["prefill_tokens_per_second"] == {(): 900.0}
     assert told["tier_hits"] == {("gpu",): 3, ("fs",): 1}
