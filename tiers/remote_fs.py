@@ -16,8 +16,8 @@ from __future__ import annotations
 
 import errno
 import time
-from collections.abc import Iterator, Sequence
-from typing import ClassVar
+from collections.abc import Callable, Iterator, Sequence
+from typing import ClassVar, TypeVar
 
 from kvtiers.tiers.at_rest import AtRestTier, check_capacity
 from kvtiers.tiers.base import (
@@ -39,6 +39,8 @@ from kvtiers.tiers.remote_lookup import Lookup
 from kvtiers.tiers.remote_open import AwayError, open_store, try_out
 from kvtiers.tiers.remote_scan import Scanner
 from kvtiers.tiers.remote_store import Store
+
+T = TypeVar("T")
 
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 
@@ -104,11 +106,11 @@ class RemoteFsTier(AtRestTier):
 
     def read(self, keys: Sequence[ChunkKey], buffers: Sequence[memoryview]) -> list[ReadOutcome]:
         """See ``Tier.read``. fsspec hands out bytes of its own in most cases: one more copy."""
-        return [self._read(key, payload) for key, payload in zip(keys, buffers, strict=True)]
+        return self._one_by_one(self._read, ReadOutcome.FAILED, keys, buffers)
 
     def write(self, keys: Sequence[ChunkKey], buffers: Sequence[memoryview]) -> list[WriteOutcome]:
         """See ``Tier.write``. A store that says it is full is ``REFUSED``, as is the bound."""
-        return [self._write(key, payload) for key, payload in zip(keys, buffers, strict=True)]
+        return self._one_by_one(self._write, WriteOutcome.FAILED, keys, buffers)
 
     def remove(self, keys: Sequence[ChunkKey]) -> int:
         """See ``Tier.remove``. Works for namespaces whose chunks are refused too."""
@@ -141,6 +143,25 @@ class RemoteFsTier(AtRestTier):
     def usage(self) -> Usage:
         """See ``Tier.usage``. What others wrote counts once it is scanned."""
         return self._ledger.usage()
+
+    def _one_by_one(
+        self,
+        act: Callable[[ChunkKey, memoryview], T],
+        failed: T,
+        keys: Sequence[ChunkKey],
+        buffers: Sequence[memoryview],
+    ) -> list[T]:
+        """An outcome for each chunk. In a store that hangs the first one is the last one tried.
+
+        The others would keep the caller's buffers for as long again, each.
+        """
+        outcomes: list[T] = []
+        for key, payload in zip(keys, buffers, strict=True):
+            begun = time.monotonic()
+            outcomes.append(act(key, payload))
+            if outcomes[-1] is failed and time.monotonic() - begun >= self.config.timeout:
+                break
+        return outcomes + [failed] * (len(keys) - len(outcomes))
 
     # One chunk --------------------------------------------------------------------
 

@@ -363,6 +363,29 @@ def test_a_store_that_hangs_is_a_failure_in_time_and_serves_once_it_goes_on(serv
     assert read(on_s3(server, prefix), key(1)) == [ReadOutcome.HIT]
 
 
+def test_a_batch_waits_once_for_a_store_that_hangs(server, prefix, monkeypatch):
+    """Its slots of the arena would be out of use for as long for each of its chunks."""
+    tier = on_s3(server, prefix, timeout=1.0)
+    keys = [key(number) for number in range(5)]
+    write(tier, *keys)
+    asked = []
+    each = tier._store._each
+
+    def counting(call, paths, requests=1):
+        asked.extend(paths)
+        return each(call, paths, requests)
+
+    monkeypatch.setattr(tier._store, "_each", counting)
+    server.pause()
+    try:
+        assert read(tier, *keys) == [ReadOutcome.FAILED] * 5
+        assert len(asked) == 1
+        assert write(tier, *keys) == [WriteOutcome.FAILED] * 5
+        assert len(asked) == 2
+    finally:
+        server.resume()
+
+
 def test_a_store_that_dies_is_a_failure_and_empty_when_it_is_back(tmp_path):
     with S3Server(tmp_path) as server:
         tier = on_s3(server, "x")
