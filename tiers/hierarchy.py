@@ -700,6 +700,13 @@ class Hierarchy:
             self.poll()
             time.sleep(0.005)
         for tier in self._lower:
+            stores = [op for op in tier.ops if op.kind is OpKind.WRITE]
+            if lost := len(tier.backlog) + sum(len(op.keys) for op in stores):
+                logger.warning(
+                    "%d chunks had not reached the %s tier when there was no more time.",
+                    lost,
+                    tier.name,
+                )
             tier.workers.close(max(0.0, end - time.monotonic()))
             tier.tier.close()
         self._residency.cpu.close()
