@@ -99,7 +99,7 @@ class NamespaceBook:
         found = []
         for namespace_id in self._files.newest(most):
             with contextlib.suppress(OSError, ValueError, RecursionError):
-                facts = _parsed(self._files.load(namespace_id))
+                facts = facts_of(self._files.load(namespace_id))
                 found.append(Namespace(namespace_id, facts))
         return found
 
@@ -123,7 +123,7 @@ class NamespaceBook:
         self._files.guard(namespace.id)
         try:
             if facts:
-                differences = explain_mismatch(_parsed(self._files.load(namespace.id)), facts)
+                differences = explain_mismatch(facts_of(self._files.load(namespace.id)), facts)
         except FileNotFoundError:
             if not create:
                 # Left open: another engine may write its facts before we write ours.
@@ -225,7 +225,7 @@ def _plain(facts: Mapping[str, Any]) -> dict[str, Any]:
     return plain
 
 
-def _parsed(content: bytes) -> dict[str, Any]:
+def facts_of(content: bytes) -> dict[str, Any]:
     """The facts in a file. Raises ValueError or RecursionError if it names none."""
     if len(content) > MOST_BYTES:
         raise ValueError(f"it has more than {MOST_BYTES} bytes")

@@ -12,6 +12,8 @@ of 4 MiB.
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
+from typing import Any
 
 from kvtiers.tiers import format as chunk_format
 from kvtiers.tiers.base import ChunkKey, TierConfigError
@@ -90,10 +92,29 @@ class Sealing:
         defect = self.readable(metadata)
         if defect is not None:
             return defect
+        decryptor = self._decryptor(metadata, block)
+        decryptor.update_into(payload, payload)
+        return self._judged(decryptor)
+
+    def check(
+        self, metadata: Metadata, block: memoryview, pieces: Iterable[bytes | memoryview]
+    ) -> Defect | None:
+        """As ``open``, for a payload in pieces, which are left as they are."""
+        defect = self.readable(metadata)
+        if defect is not None:
+            return defect
+        decryptor = self._decryptor(metadata, block)
+        for piece in pieces:
+            decryptor.update(piece)
+        return self._judged(decryptor)
+
+    def _decryptor(self, metadata: Metadata, block: memoryview) -> Any:
         mode = self._gcm(metadata.nonce, metadata.checksum)
         decryptor = self._cipher(self._algorithms[metadata.key_id], mode).decryptor()
         decryptor.authenticate_additional_data(chunk_format.associated(block))
-        decryptor.update_into(payload, payload)
+        return decryptor
+
+    def _judged(self, decryptor: Any) -> Defect | None:
         try:
             decryptor.finalize()
         except self._wrong:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import NoReturn
 
 from kvtiers.connector.config_errors import ConfigError, did_you_mean
-from kvtiers.tools import config_report, demo
+from kvtiers.tools import config_report, demo, keygen, listing, verify
 
 
 class _Parser(argparse.ArgumentParser):
@@ -87,5 +87,35 @@ def _parser() -> argparse.ArgumentParser:
     )
     demo.add_arguments(show)
     show.set_defaults(run=demo.run, parser=show)
+    listed = commands.add_parser(
+        "ls",
+        help="list what lies in a tier",
+        description="Lists the namespaces of a folder, a URL or a Redis: which model's KV it is, "
+        "how much, when it was last used, and what it is encrypted with. Changes nothing.",
+        allow_abbrev=False,
+    )
+    listing.add_arguments(listed)
+    listed.set_defaults(run=listing.run, parser=listed)
+
+    check = commands.add_parser(
+        "verify",
+        help="read every chunk in a tier and name the damaged ones",
+        description="Reads every chunk of every namespace of a folder, a URL or a Redis, beside "
+        "running engines, and names each that is not what its name says. The exit status is 1 if "
+        "there is one.",
+        allow_abbrev=False,
+    )
+    verify.add_arguments(check)
+    check.set_defaults(run=verify.run, parser=check)
+
+    key = commands.add_parser(
+        "keygen",
+        help="make a key to encrypt chunks with",
+        description="Makes a random key for the option 'encryption' of a tier. The first key of a "
+        "file encrypts, all of them decrypt.",
+        allow_abbrev=False,
+    )
+    keygen.add_arguments(key)
+    key.set_defaults(run=keygen.run, parser=key)
     parser.commands = list(commands.choices)
     return parser

@@ -59,7 +59,7 @@ def test_a_new_key_is_random_and_has_an_id_of_its_own():
 
 @pytest.mark.parametrize("name", ["", "a b", "a:b", "ä", "x" * 33, "a\n"])
 def test_an_id_that_could_not_be_written_is_refused(name):
-    with pytest.raises(KeyringError, match="can't be a key id. An id has 1 to 32 letters"):
+    with pytest.raises(KeyringError, match=r"can't be a key id\. An id has 1 to 32 letters"):
         new_key(name)
 
 
@@ -75,7 +75,7 @@ def test_an_id_that_could_not_be_written_is_refused(name):
         (f"a:{ENCODED[:22]}==", "'a', has 16 bytes, and AES-256 takes 32"),
         (
             f"a:{RANDOM.hex()}ffff",
-            "'a', has 51 bytes, and AES-256 takes 32: 44 characters of base64",
+            "'a', has 51 bytes, and AES-256 takes 32: 44",
         ),
         (f"a:{base64.b64encode(bytes(32)).decode()}", "'a', is not random"),
         (f"a:{base64.b64encode(bytes(range(8)) * 4).decode()}", "'a', is not random"),
