@@ -309,6 +309,13 @@ class Machine(RuleBasedStateMachine):
         for request in self.h._requests.values():
             assert not request.held or request.hold_until > self.clock(), "held for ever"
 
+    @rule()
+    def idle_turn(self) -> None:
+        """What the thread does that goes on while the engine idles: all that is due."""
+        self.h._turn()
+        busy = self.h._in_step or self.h.behind()
+        assert busy or self.h.due() > self.clock(), "it would take turns without an end"
+
     @rule(seconds=st.sampled_from([0.01, 0.1, 0.5, 1.1, 2.6, 5.1, 70.0]))
     def time_passes(self, seconds: float) -> None:
         self.clock.now += seconds
