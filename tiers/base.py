@@ -18,10 +18,11 @@ from __future__ import annotations
 
 import enum
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
+from kvtiers.policies import Policy, TierInfo
 from kvtiers.tiers.units import Portion, Share, read_seconds
 from pydantic import BaseModel, ConfigDict, field_validator
 
@@ -130,12 +131,14 @@ class Usage:
         nbytes: bytes used, metadata included.
         chunks: chunks held.
         limit: bytes it may use, None if unbounded.
+        evicted: chunks that a tier which keeps itself has evicted so far, in this process.
 
     """
 
     nbytes: int
     chunks: int
     limit: int | None = None
+    evicted: int = 0
 
 
 class TierConfigError(ValueError):
@@ -212,6 +215,8 @@ class Tier(ABC):
     """What it holds outlives the engine."""
     on_disk: ClassVar[bool] = False
     """Chunks are files of this host's disks and mounts: vLLM counts hits as coming from there."""
+    keeps_itself: ClassVar[bool] = False
+    """Those who use it keep its bound together: see ``keep``. ``usage`` waits for nothing then."""
 
     def __init__(self, config: TierConfig, payload_bytes: int) -> None:
         self.config = config
@@ -287,6 +292,27 @@ class Tier(ABC):
     @abstractmethod
     def usage(self) -> Usage:
         """How full it is, as far as is known without a scan."""
+
+    def keep(  # noqa: B027
+        self,
+        info: TierInfo,
+        make_policy: Callable[[Sequence[TierInfo], Callable[[], float]], Policy],
+        *,
+        stores: bool,
+    ) -> None:
+        """Begin to keep the tier's bound, in the background; returns at once.
+
+        The hierarchy calls this once, before any other call, on a tier that
+        ``keeps_itself``, and then neither scans that tier nor evicts from it. What it
+        knows to lie there are hints, which it forgets by and by.
+
+        Args:
+            info: the tier as policies see it.
+            make_policy: builds a policy that says what goes first, for this one tier. It is
+                the tier's own, and called on a thread of the tier's.
+            stores: False if this engine only reads: it leaves the bound to others.
+
+        """
 
     def namespaces(self, most: int) -> list[Namespace]:  # noqa: ARG002
         """Namespaces that lie in the tier, with their facts: the newest that can be told.

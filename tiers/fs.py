@@ -7,11 +7,13 @@ import errno
 import logging
 import os
 import stat
+import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self
 
+from kvtiers.policies import Policy, TierInfo
 from kvtiers.tiers import format as chunk_format
 from kvtiers.tiers.at_rest import AtRestTier, check_capacity
 from kvtiers.tiers.base import (
@@ -46,7 +48,10 @@ from kvtiers.tiers.fs_root import (
     refuse_habits,
 )
 from kvtiers.tiers.fs_scan import Scanner
+from kvtiers.tiers.keeper import Terms
+from kvtiers.tiers.keeper_listing import sweep
 from kvtiers.tiers.remote_url import is_remote
+from kvtiers.tiers.root_keeping import RootKeeping
 from kvtiers.tiers.units import Size, SizeOrAuto
 from pydantic import AfterValidator, BeforeValidator, Field, field_validator, model_validator
 
@@ -79,10 +84,11 @@ class FsTier(AtRestTier):
     A chunk is written to a temporary file and renamed, so a reader sees all of it
     or nothing, also when the writer is killed. Every read is verified; a damaged
     file is moved aside and counts as corrupt. Several engines may use one root:
-    what the others write is found by lookups, and counted by the next ``scan``.
+    what the others write is found by lookups.
 
-    Nothing is read at construction. ``usage`` and the bound know of files left by
-    earlier engines once ``scan`` has passed them.
+    With a capacity, and once ``keep`` was called, the bound is one for the root and all
+    who use it, and one of them keeps it: see ``root_keeping``. Without that call this tier
+    counts for itself what it writes and what its own ``scan`` has passed.
 
     Args:
         config: see ``Config``.
@@ -168,6 +174,7 @@ class FsTier(AtRestTier):
     shared: ClassVar[bool] = True
     persistent: ClassVar[bool] = True
     on_disk: ClassVar[bool] = True
+    keeps_itself: ClassVar[bool] = True
     config: Config
 
     @classmethod
@@ -194,6 +201,23 @@ class FsTier(AtRestTier):
         self._ledger = Ledger(config.capacity)
         self._namespaces = NamespaceBook(LocalFacts(self._layout))
         self._stuck = Stuck()
+        self._keeping: RootKeeping | None = None
+
+    def keep(
+        self,
+        info: TierInfo,
+        make_policy: Callable[[Sequence[TierInfo], Callable[[], float]], Policy],
+        *,
+        stores: bool,
+    ) -> None:
+        """See ``Tier.keep``. Without a capacity only temporary files are swept, once."""
+        if info.capacity is None:
+            threading.Thread(target=self._sweep, name="kvtiers-sweep", daemon=True).start()
+            return
+        terms = Terms(info, self.config.headroom, self._file_bytes, make_policy)
+        self._keeping = RootKeeping(self._layout, terms, stores=stores)
+        self._ledger.lift()
+        self._keeping.start()
 
     def contains(self, keys: Sequence[ChunkKey]) -> list[bool]:
         """See ``Tier.contains``. One ``access`` a key: cheaper than ``stat``."""
@@ -207,18 +231,30 @@ class FsTier(AtRestTier):
         ]
 
     def read(self, keys: Sequence[ChunkKey], buffers: Sequence[memoryview]) -> list[ReadOutcome]:
-        """See ``Tier.read``. A hit renews the file's modification time."""
+        """See ``Tier.read``. A hit is logged, or renews the file's modification time."""
         work = zip(keys, buffers, _stamps(keys), strict=True)
-        return [self._read(key, payload, stamp) for key, payload, stamp in work]
+        outcomes = [self._read(key, payload, stamp) for key, payload, stamp in work]
+        if self._keeping is not None:
+            answers = list(zip(keys, outcomes, strict=True))
+            self._keeping.member.used([k for k, outcome in answers if outcome is ReadOutcome.HIT])
+            for key, outcome in answers:
+                if outcome in (ReadOutcome.MISS, ReadOutcome.CORRUPT):
+                    self._keeping.member.gone(key)
+        return outcomes
 
     def write(self, keys: Sequence[ChunkKey], buffers: Sequence[memoryview]) -> list[WriteOutcome]:
         """See ``Tier.write``. A full file system is ``REFUSED``, as is the bound."""
-        work = zip(keys, buffers, _stamps(keys), strict=True)
-        return [self._write(key, payload, stamp) for key, payload, stamp in work]
+        work = list(zip(keys, buffers, _stamps(keys), strict=True))
+        outcomes = [self._already(key, stamp) for key, _, stamp in work]
+        missing = [i for i, outcome in enumerate(outcomes) if outcome is None]
+        granted, otherwise = self._reserve([keys[i] for i in missing])
+        for i in missing[:granted]:
+            outcomes[i] = self._write(*work[i])
+        return [otherwise if outcome is None else outcome for outcome in outcomes]
 
     def remove(self, keys: Sequence[ChunkKey]) -> int:
         """See ``Tier.remove``. Works for namespaces whose chunks are refused too."""
-        return sum(self._remove(self._layout.place(key)) for key in keys)
+        return sum(self._remove(key) for key in keys)
 
     def scan(self) -> Iterator[Entry]:
         """See ``Tier.scan``. Also counts what it finds, and sweeps temporary files.
@@ -238,8 +274,13 @@ class FsTier(AtRestTier):
         return self._namespaces.newest(most)
 
     def usage(self) -> Usage:
-        """See ``Tier.usage``. Files of earlier engines count once they are scanned."""
-        return self._ledger.usage()
+        """See ``Tier.usage``. Of the whole root once it is kept, else of what is known."""
+        return self._ledger.usage() if self._keeping is None else self._keeping.usage()
+
+    def close(self) -> None:
+        """See ``Tier.close``."""
+        if self._keeping is not None:
+            self._keeping.close()
 
     # Reading ------------------------------------------------------------------
 
@@ -261,7 +302,8 @@ class FsTier(AtRestTier):
                 defect = self._fill(descriptor, key, payload)
                 if defect is None:
                     self._stuck.discard(place.path)
-                    _touch(descriptor, stamp)
+                    if self._keeping is None:
+                        _touch(descriptor, stamp)
                     return ReadOutcome.HIT
                 if defect.foreign:
                     self._log_foreign(place.path, defect)
@@ -304,7 +346,8 @@ class FsTier(AtRestTier):
 
     # Writing --------------------------------------------------------------------
 
-    def _write(self, key: ChunkKey, payload: memoryview, stamp: int) -> WriteOutcome:
+    def _already(self, key: ChunkKey, stamp: int) -> WriteOutcome | None:
+        """What there is to say of a chunk before it is written, None if it should be."""
         place = self._layout.place(key)
         try:
             if not self._namespaces.accepts(key.namespace, create=True):
@@ -316,19 +359,39 @@ class FsTier(AtRestTier):
                 self._stuck.add(place.path)
                 self._unreadable.discard(key)
             if self._is_stored(place, stamp):
+                if self._keeping is not None:
+                    self._keeping.member.used([key])
                 return WriteOutcome.EXISTS
         except OSError as error:
             return self._not_written(error)
-        if not self._ledger.reserve(self._file_bytes):
-            return WriteOutcome.REFUSED
-        stored = False
+        return None
+
+    def _reserve(self, keys: Sequence[ChunkKey]) -> tuple[int, WriteOutcome]:
+        """How many of the chunks there is room for, from the first; what the rest are told."""
+        wanted, otherwise = len(keys), WriteOutcome.REFUSED
+        if self._keeping is not None and keys:
+            try:
+                wanted = self._keeping.member.reserve(keys)
+            except OSError as error:
+                wanted, otherwise = 0, self._not_written(error)
+        granted = 0
+        while granted < wanted and self._ledger.reserve(self._file_bytes):
+            granted += 1
+        return granted, otherwise
+
+    def _write(self, key: ChunkKey, payload: memoryview, stamp: int) -> WriteOutcome:
+        """Write a chunk for which there is room set aside."""
+        stored = there = False
         try:
-            stored = self._store(key, payload, place, stamp)
+            stored = self._store(key, payload, self._layout.place(key), stamp)
+            there = True
         except OSError as error:
             return self._not_written(error)
         finally:
             if not stored:
                 self._ledger.cancel(self._file_bytes)
+            if self._keeping is not None:
+                self._keeping.member.settle(key, there=there)
         return WriteOutcome.STORED if stored else WriteOutcome.EXISTS
 
     def _is_stored(self, place: Place, stamp: int) -> bool:
@@ -340,14 +403,18 @@ class FsTier(AtRestTier):
         except FileNotFoundError:
             return False
         if stat.S_ISREG(found.st_mode) and found.st_size in self._sizes:
-            _touch(place.path, stamp)
+            if self._keeping is None:
+                _touch(place.path, stamp)
             return True
         self._quarantine(place, found)
         return False
 
     def _store(self, key: ChunkKey, payload: memoryview, place: Place, stamp: int) -> bool:
         """Write the file; False if somebody else was faster. Raises OSError."""
-        temporary = self._layout.temporary(key.namespace.id, place.name)
+        if self._keeping is not None:
+            temporary = self._keeping.member.temporary(place.name)
+        else:
+            temporary = self._layout.temporary(key.namespace.id, place.name)
         refuse_link(os.path.dirname(temporary))
         tail = self._tail_buffer()
         stored = self._packed(key, payload, tail)
@@ -371,6 +438,8 @@ class FsTier(AtRestTier):
         try:
             self._write_file(temporary, payload, tail, stamp)
         except FileNotFoundError:
+            if self._keeping is not None:
+                raise  # we were thought dead: what we store now would not be counted
             # The namespace's first chunk, or somebody emptied the root.
             private_folder(os.path.dirname(temporary))
             self._write_file(temporary, payload, tail, stamp)
@@ -419,11 +488,21 @@ class FsTier(AtRestTier):
 
     def _not_written(self, error: OSError) -> WriteOutcome:
         self._log_error("write", error)
-        return WriteOutcome.REFUSED if error.errno in _FULL else WriteOutcome.FAILED
+        if error.errno not in _FULL:
+            return WriteOutcome.FAILED
+        if self._keeping is not None:
+            self._keeping.member.short_of(self._file_bytes)
+        return WriteOutcome.REFUSED
 
     # Removing -------------------------------------------------------------------
 
-    def _remove(self, place: Place) -> bool:
+    def _remove(self, key: ChunkKey) -> bool:
+        removed = self._unlink(self._layout.place(key))
+        if removed and self._keeping is not None:
+            self._keeping.member.gone(key)
+        return removed
+
+    def _unlink(self, place: Place) -> bool:
         folder = self._ledger.folder(place.folder)
         with folder.lock:
             try:
@@ -470,6 +549,12 @@ class FsTier(AtRestTier):
         return True
 
     # Small things ---------------------------------------------------------------
+
+    def _sweep(self) -> None:
+        try:
+            sweep(self._layout)
+        except OSError as error:
+            self._log_error("sweep after", error)
 
     def _bytes_a_call(self) -> int:
         if self.config.buffer != "auto":

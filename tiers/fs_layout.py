@@ -4,6 +4,7 @@
                            ab/ab12….kv         chunks, by the hash's first byte
                            tmp/                files being written
                            bad/                the last few damaged files
+            .keeping/                          who keeps the root's bound, and what for
 
 256 folders a namespace: a million chunks are 4,000 a folder, which file systems
 still list fast, and a scan never holds more than one folder in memory. Paths are
@@ -22,6 +23,7 @@ from kvtiers.tiers.base import ALIGNMENT, ChunkKey
 from kvtiers.tiers.format import MAX_HASH_BYTES
 
 FACTS = "namespace.json"
+KEEPING = ".keeping"
 TEMPORARY = "tmp"
 BAD = "bad"
 
@@ -55,6 +57,8 @@ class Layout:
 
     def __init__(self, root: Path) -> None:
         self.base = os.fspath(root / "v1")
+        # No namespace has such an id.
+        self.keeping = f"{self.base}/{KEEPING}"
 
     def place(self, key: ChunkKey) -> Place:
         """Where the chunk lies."""

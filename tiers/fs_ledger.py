@@ -60,6 +60,11 @@ class Ledger:
             self._reserved += nbytes
             return True
 
+    def lift(self) -> None:
+        """Refuse nothing from now on: somebody else keeps the bound."""
+        with self._lock:
+            self._limit = None
+
     def cancel(self, nbytes: int) -> None:
         """Give a reservation back."""
         with self._lock:

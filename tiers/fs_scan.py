@@ -18,6 +18,7 @@ from kvtiers.tiers.base import ChunkKey, Entry
 from kvtiers.tiers.fs_layout import (
     BAD,
     FACTS,
+    KEEPING,
     TEMPORARY,
     Layout,
     hash_of,
@@ -44,6 +45,8 @@ class Scanner:
         """Every chunk of every namespace, and what is no chunk with key None."""
         listed = set()
         for namespace in _list_or_warn(self._layout.base):
+            if namespace.name == KEEPING:
+                continue
             if not namespace.is_dir(follow_symlinks=False):
                 yield from _strangers([namespace])
                 continue
@@ -87,7 +90,7 @@ def _other(found: os.DirEntry[str]) -> Iterator[Entry]:
     """What a namespace's folder holds beside chunks."""
     folder = found.is_dir(follow_symlinks=False)
     if folder and found.name == TEMPORARY:
-        _sweep(found.path)
+        sweep_orphans(found.path)
     elif folder and found.name == BAD:
         yield from _strangers(_list_or_warn(found.path))
     elif found.name != FACTS:
@@ -105,7 +108,8 @@ def _entry(key: ChunkKey | None, found: os.DirEntry[str], status: os.stat_result
     return Entry(key, status.st_size, status.st_mtime, found.path)
 
 
-def _sweep(folder: str) -> None:
+def sweep_orphans(folder: str) -> None:
+    """Delete temporary files that no writer works on any more."""
     oldest = time.time() - _ORPHAN_SECONDS
     for found in _list_or_warn(folder):
         status = _status(found)

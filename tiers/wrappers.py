@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TypeVar
 
+from kvtiers.policies import Policy, TierInfo
 from kvtiers.tiers.base import ChunkKey, Entry, Namespace, ReadOutcome, Tier, Usage, WriteOutcome
 
 T = TypeVar("T")
@@ -28,7 +29,12 @@ class WrapperTier(Tier):
         self.inner = inner
         # A wrapper is as shared and as persistent as what it wraps, which is
         # known per instance only; the interface declares both per class.
-        vars(self).update(shared=inner.shared, persistent=inner.persistent, on_disk=inner.on_disk)
+        vars(self).update(
+            shared=inner.shared,
+            persistent=inner.persistent,
+            on_disk=inner.on_disk,
+            keeps_itself=inner.keeps_itself,
+        )
 
     def probe(self) -> str | None:
         """See ``Tier.probe``."""
@@ -62,6 +68,16 @@ class WrapperTier(Tier):
     def usage(self) -> Usage:
         """See ``Tier.usage``."""
         return self.inner.usage()
+
+    def keep(
+        self,
+        info: TierInfo,
+        make_policy: Callable[[Sequence[TierInfo], Callable[[], float]], Policy],
+        *,
+        stores: bool,
+    ) -> None:
+        """See ``Tier.keep``."""
+        self.inner.keep(info, make_policy, stores=stores)
 
     def namespaces(self, most: int) -> list[Namespace]:
         """See ``Tier.namespaces``."""

@@ -1,0 +1,221 @@
+"""Who keeps a root's bound: one holder at a time, by generation, without a lock.
+
+    lease/000000000007/beat        the holder's last sign of life, with what it publishes
+                       snapshot    its index, as it was written last
+          000000000006.over/       an earlier generation, sealed by the one that followed
+
+To take the lease is to make the next generation's folder, which only one contender can.
+It then renames the folders of earlier generations. As everything a holder publishes goes
+into its own folder, by path, one that was thought dead and goes on can publish nothing
+any more from that moment, and what it published before is complete and can be relied on.
+
+A contender goes by what it sees itself: a beat that did not change for ``patience``
+seconds of its own monotonic clock, a holder that resigned, or one of this host that has
+ended. No clock of another host is read, and nothing is left to be released.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from kvtiers.tiers.fs_layout import private_folder
+from kvtiers.tiers.log_files import OVER
+from kvtiers.tiers.owner import has_ended
+
+PATIENCE = 15.0
+SNAPSHOT = "snapshot"
+_BEAT = "beat"
+_MOST_BYTES = 64 << 20
+
+
+class LeaseLostError(Exception):
+    """A later generation has begun; nothing of this one's counts any more."""
+
+
+@dataclass(frozen=True)
+class Beat:
+    """What a holder publishes.
+
+    Attributes:
+        owner: who it is.
+        count: how often it published; only there to be different each time.
+        capacity: the bound that it keeps, in bytes.
+        nbytes, chunks: what lies under the root as far as it knows.
+        limits: per writer, how many bytes it may announce in all.
+        resigned: it holds the lease no longer, by its own will.
+
+    """
+
+    owner: Mapping[str, Any] = field(default_factory=dict)
+    count: int = 0
+    capacity: int = 0
+    nbytes: int = 0
+    chunks: int = 0
+    limits: Mapping[str, int] = field(default_factory=dict)
+    resigned: bool = False
+
+
+@dataclass(frozen=True)
+class Seen:
+    """The lease as somebody sees it.
+
+    Attributes:
+        generation: the latest, 0 if there was none.
+        beat: what its holder published last, None if nothing that can be read.
+
+    """
+
+    generation: int = 0
+    beat: Beat | None = None
+
+
+@dataclass(frozen=True)
+class Inherited:
+    """What earlier holders left.
+
+    Attributes:
+        limits: per writer, the highest that any of them published.
+        snapshot: whether there is one; it lies in the taken generation's folder now.
+
+    """
+
+    limits: Mapping[str, int]
+    snapshot: bool
+
+
+class Lease:
+    """One contender's view of a root's lease. One thread at a time.
+
+    Args:
+        folder: of the lease.
+        owner: who this is.
+        clock: seconds, monotonic.
+        patience: how long a holder may be silent.
+
+    """
+
+    def __init__(
+        self,
+        folder: str,
+        owner: Mapping[str, Any],
+        clock: Callable[[], float],
+        patience: float = PATIENCE,
+    ) -> None:
+        self._folder = folder
+        self._owner = owner
+        self._clock = clock
+        self._patience = patience
+        self._seen = Seen()
+        self._seen_at = clock()
+        self._held = 0
+        self._count = 0
+
+    @property
+    def folder(self) -> str:
+        """Of the generation that is held: what is renamed into it counts, or fails."""
+        return self._of(self._held)
+
+    def look(self) -> Seen:
+        """The latest generation and its holder's last sign of life. Raises OSError."""
+        open_ones = [number for number, over in self._generations() if not over]
+        generation = max(open_ones, default=0)
+        seen = Seen(generation, self._read(self._of(generation)) if generation else None)
+        if seen != self._seen:
+            self._seen, self._seen_at = seen, self._clock()
+        return seen
+
+    def is_free(self) -> bool:
+        """Whether nobody living holds it, as far as the last looks tell."""
+        beat = self._seen.beat
+        if not self._seen.generation or (beat is not None and beat.resigned):
+            return True
+        if beat is not None and has_ended(beat.owner):
+            return True
+        return self._clock() >= self._seen_at + self._patience
+
+    def take(self) -> Inherited | None:
+        """Begin the next generation; None if somebody else did. Raises OSError."""
+        private_folder(self._folder)
+        mine = max((number for number, _ in self._generations()), default=0) + 1
+        try:
+            os.mkdir(self._of(mine), 0o700)
+        except FileExistsError:
+            return None
+        if any(number > mine for number, _ in self._generations()):
+            # We came so late that the generation we took to be the next is long over.
+            os.rmdir(self._of(mine))
+            return None
+        self._held, self._count = mine, 0
+        return self._inherit(mine)
+
+    def _inherit(self, mine: int) -> Inherited:
+        limits: dict[str, int] = {}
+        newest = 0
+        for number, over in self._generations():
+            if number >= mine:
+                continue
+            if not over:
+                with contextlib.suppress(FileNotFoundError):
+                    os.rename(self._of(number), self._of(number) + OVER)
+            sealed = self._of(number) + OVER
+            beat = self._read(sealed)
+            for writer, limit in beat.limits.items() if beat is not None else ():
+                limits[writer] = max(limit, limits.get(writer, 0))
+            if os.path.exists(f"{sealed}/{SNAPSHOT}"):
+                newest = max(newest, number)
+        if newest:
+            os.rename(f"{self._of(newest)}{OVER}/{SNAPSHOT}", f"{self.folder}/{SNAPSHOT}")
+        return Inherited(limits, bool(newest))
+
+    def publish(self, beat: Beat) -> None:
+        """Show this to everybody. Raises LeaseLostError, or OSError."""
+        self._count += 1
+        text = json.dumps({**vars(beat), "owner": dict(self._owner), "count": self._count})
+        temporary = f"{self.folder}/{_BEAT}.new"
+        try:
+            with open(temporary, "w", opener=_private) as file:
+                file.write(text)
+            os.rename(temporary, f"{self.folder}/{_BEAT}")
+        except FileNotFoundError as error:
+            raise LeaseLostError(str(self._held)) from error
+
+    def check(self) -> None:
+        """Raise LeaseLostError if a later generation has begun."""
+        if not os.path.isdir(self.folder):
+            raise LeaseLostError(str(self._held))
+
+    def forget_earlier(self) -> None:
+        """Delete what earlier generations left; once it is published anew."""
+        for number, over in self._generations():
+            if over and number < self._held:
+                shutil.rmtree(self._of(number) + OVER, ignore_errors=True)
+
+    def _of(self, generation: int) -> str:
+        return f"{self._folder}/{generation:012d}"
+
+    def _generations(self) -> list[tuple[int, bool]]:
+        """Every generation there is a folder of, and whether it is sealed."""
+        try:
+            names = os.listdir(self._folder)
+        except FileNotFoundError:
+            return []
+        stems = [(name.removesuffix(OVER), name.endswith(OVER)) for name in names]
+        return [(int(stem), over) for stem, over in stems if stem.isdecimal()]
+
+    @staticmethod
+    def _read(folder: str) -> Beat | None:
+        try:
+            with open(f"{folder}/{_BEAT}", "rb") as file:
+                return Beat(**json.loads(file.read(_MOST_BYTES)))
+        except (FileNotFoundError, ValueError, TypeError):
+            return None
+
+
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_CLOEXEC, 0o600)
