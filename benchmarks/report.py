@@ -2,8 +2,9 @@
 
     python -m benchmarks.report
 
-Reads ``results/ttft.json`` (``benchmarks.ttft --json``) and ``results/demo.json``
-(``kvtiers demo --json``). What was not measured is left out.
+Reads from ``results/`` what ``--json`` of ``benchmarks.ttft``, ``benchmarks.overhead``,
+``benchmarks.verification`` and ``kvtiers demo`` wrote: ``ttft.json``, ``overhead.json``,
+``verification.json`` and ``demo.json``. What was not measured is left out.
 """
 
 from __future__ import annotations
@@ -15,10 +16,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.record import OURS, RIVAL, Record, Setup, Spread, median, p99, rows
+from benchmarks import overhead, verification
+from benchmarks.paired import PairedRecord
+from benchmarks.record import OURS, RIVAL, Record, Setup, Spread, median, p99, pressures, rows
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
+_STORES = {"fs": "the filesystem", "redis": "Redis"}
 _BEGIN, _END = "<!-- numbers:begin -->", "<!-- numbers:end -->"
 _STEPS = {
     "cold": "cold",
@@ -28,6 +32,14 @@ _STEPS = {
     "fs": "filesystem tier, after a restart",
     "fs-whole": "filesystem, the arena holds all",
     "fs-quarter": "filesystem, the arena holds a quarter",
+    "redis-whole": "Redis (unix socket), the arena holds all",
+    "redis-quarter": "Redis (unix socket), the arena holds a quarter",
+}
+_SYSTEMS = {
+    OURS: "kvtiers",
+    RIVAL: "vLLM's tiering",
+    overhead.MISSES: "cpu and filesystem tier, no hit, all stored",
+    overhead.AWAY: "cpu tier and a Redis that is away, its breaker open",
 }
 
 
@@ -37,6 +49,10 @@ def section(results: Path = RESULTS) -> str:
     ttft, demo = results / "ttft.json", results / "demo.json"
     if ttft.exists():
         parts += _comparison(Record.load(ttft))
+    if (results / "overhead.json").exists():
+        parts += _overhead(PairedRecord.load(results / "overhead.json"))
+    if (results / "verification.json").exists():
+        parts += _verification(PairedRecord.load(results / "verification.json"))
     if demo.exists():
         parts += _demo(json.loads(demo.read_text()))
     return "\n\n".join(parts)
@@ -74,6 +90,13 @@ def _comparison(record: Record) -> Iterator[str]:
         )
         heads = ("source", "system", "median", "P99", "loaded")
         yield _table(heads, together)
+    yield from (
+        f"A small arena, {_SYSTEMS[found.system]} from {_STORES[found.tier]}: P99 with a quarter "
+        f"of the room is {_ratio(found.ratio)} times that with room for all, and "
+        f"{_spread(found.loaded, '{:.0f}')} of {found.prompts} requests computed none of their "
+        "chunks."
+        for found in pressures(record.samples)
+    )
 
 
 def _preamble(setup: Setup) -> str:
@@ -96,15 +119,50 @@ def _together(record: Record) -> Iterator[Sequence[str]]:
     middles = rows(record.samples, "load", median)
     worst = rows(record.samples, "load", p99)
     for middle, slowest in zip(middles, worst, strict=True):
-        for system, title in ((OURS, "kvtiers"), (RIVAL, "vLLM's tiering")):
+        for system in (OURS, RIVAL):
             if system in middle.seconds:
                 yield (
                     _STEPS[middle.step],
-                    title,
+                    _SYSTEMS[system],
                     _seconds(middle.seconds[system]),
                     _seconds(slowest.seconds[system]),
                     f"{_spread(middle.loaded[system], '{:.0f}')} of {middle.prompts}",
                 )
+
+
+def _overhead(record: PairedRecord) -> Iterator[str]:
+    loads = len(record.of(overhead.PLAIN))
+    yield (
+        "**Where kvtiers can't help.** With it over without it, the same server and the same "
+        f"loads in turns: geometric means of {loads} pairs, with 95 % confidence intervals "
+        f"(bootstrap). At most {overhead.BOUND:.0%} may be lost. {_made(record)}"
+    )
+    lines = [
+        (
+            _SYSTEMS[system],
+            str(throughput),
+            throughput.within(1 - overhead.BOUND, above=True),
+            str(ttft),
+            ttft.within(1 + overhead.BOUND, above=False),
+        )
+        for system, throughput, ttft in overhead.figures(record)
+    ]
+    yield _table(("with", "throughput", "bound", "P99 time to first token", "bound"), lines)
+
+
+def _verification(record: PairedRecord) -> Iterator[str]:
+    tokens = next(iter(record.of(OURS).values())).tokens - record.setup.rest
+    yield (
+        f"**Verification.** The time to the first token of a filesystem hit of {tokens:,} tokens, "
+        "over that of the same server with its checks of namespace, key, length and checksum taken "
+        f"out: {verification.figure(record)}, geometric mean of {len(record.of(OURS))} pairs with "
+        f"its 95 % confidence interval (bootstrap). {_made(record)}"
+    )
+
+
+def _made(record: PairedRecord) -> str:
+    setup = record.setup
+    return f"Measured on {setup.date}, vLLM {setup.vllm}, {setup.cores} cores, {setup.dtype}."
 
 
 def _demo(result: dict[str, Any]) -> Iterator[str]:

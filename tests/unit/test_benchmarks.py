@@ -1,6 +1,7 @@
 """The README's numbers, and the arithmetic behind them."""
 
 import json
+import random
 import sys
 from pathlib import Path
 
@@ -9,15 +10,19 @@ import pytest
 ROOT = Path(__file__).parent.parent.parent
 sys.path.insert(0, str(ROOT))
 
-from benchmarks import report  # noqa: E402 - found through the line above
+from benchmarks import overhead, report, verification  # noqa: E402 - found through the line above
+from benchmarks.paired import Interval, Load, PairedRecord, geometric_mean  # noqa: E402
 from benchmarks.record import (  # noqa: E402
     OURS,
+    PLAIN,
     RIVAL,
+    UNVERIFIED,
     Record,
     Sample,
     Setup,
     median,
     p99,
+    pressures,
     rows,
 )
 from benchmarks.scenarios import Plan, _load_prompts  # noqa: E402
@@ -127,3 +132,82 @@ def test_chunks_of_both_systems_are_counted_and_other_files_are_not(tmp_path):
     for name, size in (("theirs", 0), ("ours", 4096), ("half", -1), ("namespace", -60_000)):
         (tier / name).write_bytes(bytes(engine.chunk_bytes + size))
     assert chunks_in(tier, engine) == 2
+
+
+# Pairs ----------------------------------------------------------------------
+
+
+def _pairs(system, base, ratios):
+    loads = []
+    for pair, ratio in enumerate(ratios):
+        # The machine drifts, and only the ratio within a pair counts.
+        seconds = 1.0 + pair
+        for name, factor in ((base, 1.0), (system, ratio)):
+            took = factor * seconds
+            loads.append(Load(name, pair, took, 1000, [took, took / 2]))
+    return loads
+
+
+def test_of_a_pair_only_the_ratio_counts():
+    record = PairedRecord(SETUP, _pairs(overhead.MISSES, PLAIN, [1.1] * 5))
+    ((system, throughput, ttft),) = overhead.figures(record)
+    assert system == overhead.MISSES
+    assert (throughput.low, throughput.high) == pytest.approx((1 / 1.1, 1 / 1.1))
+    assert (ttft.low, ttft.high) == pytest.approx((1.1, 1.1))
+
+
+def test_a_load_without_its_pair_counts_for_nothing():
+    record = PairedRecord(SETUP, [*_pairs(OURS, UNVERIFIED, [1.02]), Load(OURS, 7, 9, 1, [9])])
+    assert verification.figure(record).middle == pytest.approx(1.02)
+    with pytest.raises(ValueError, match="no pair"):
+        PairedRecord(SETUP).ratio(OURS, PLAIN, lambda load: load.seconds)
+
+
+def test_the_interval_covers_the_truth_about_as_often_as_it_says():
+    draw = random.Random(1)
+    covered = 0
+    for _ in range(40):
+        found = geometric_mean([1.01 * draw.lognormvariate(0, 0.05) for _ in range(20)])
+        assert found.low < found.middle < found.high
+        covered += found.low <= 1.01 <= found.high
+    assert 33 <= covered <= 40
+
+
+def test_a_bound_is_kept_only_if_the_whole_interval_keeps_it():
+    narrow, wide, off = Interval(1, 0.99, 1.01), Interval(1, 0.97, 1.03), Interval(2, 1.9, 2.1)
+    assert narrow.within(1.02, above=False) == narrow.within(0.98, above=True) == "kept"
+    assert wide.within(1.02, above=False) == wide.within(0.98, above=True) == "undecided"
+    assert off.within(1.02, above=False) == "missed"
+
+
+def test_pairs_survive_their_file_and_stand_in_the_report(tmp_path):
+    record = PairedRecord(SETUP, _pairs(overhead.AWAY, PLAIN, [1.0, 1.01, 0.99]))
+    record.save(tmp_path / "overhead.json")
+    loaded = PairedRecord.load(tmp_path / "overhead.json")
+    assert loaded.setup == SETUP
+    assert loaded.loads[1].seconds == record.loads[1].seconds
+    PairedRecord(SETUP, _pairs(OURS, UNVERIFIED, [1.03, 1.03])).save(tmp_path / "verification.json")
+    text = report.section(tmp_path)
+    assert "| cpu tier and a Redis that is away, its breaker open | 1.000 (0.990 to 1.01" in text
+    assert "tokens, over that of the same server with its checks" in text
+    assert "1.030 (1.030 to 1.030)" in text
+
+
+def test_a_small_arena_is_compared_turn_by_turn_with_one_that_holds_all(tmp_path):
+    samples = [
+        _sample(OURS, turn, [seconds] * 2, "load", step)
+        for turn, step, seconds in [
+            (0, "redis-whole", 1.0),
+            (0, "redis-quarter", 1.5),
+            (1, "redis-whole", 2.0),
+            (1, "redis-quarter", 5.0),
+            (2, "redis-quarter", 9.0),
+        ]
+    ]
+    (found,) = pressures(samples)
+    assert (found.tier, found.system, found.prompts) == ("redis", OURS, 2)
+    assert (found.ratio.low, found.ratio.high) == (1.5, 2.5)
+    Record(SETUP, samples).save(tmp_path / "ttft.json")
+    assert "kvtiers from Redis: P99 with a quarter of the room is 2.00 (1.50 to 2.50)" in (
+        report.section(tmp_path)
+    )
