@@ -26,6 +26,11 @@ ROWS = pytest.StashKey[dict[str, Row]]()
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
+        "--no-fuse",
+        action="store_true",
+        help="put faults of file systems in at the tier's system calls, as where none can mount",
+    )
+    parser.addoption(
         "--write-reliability",
         action="store_true",
         help="write the table of docs/reliability.md from this run, if all cases were in it",

@@ -87,7 +87,52 @@ def _files() -> list[Case]:
     ]
 
 
-CASES = {case.id: case for case in [*_files()]}
+def _mounts() -> list[Case]:
+    """What a file system can do to a tier."""
+
+    def made(name: str, fault: str, how: str, *shows: str) -> Case:
+        return Case(name, fault, how, ENGINE, "cpu, fs", shows)
+
+    return [
+        made("eio-read", "EIO on reading", "read() fails", "fs failures"),
+        made("eio-write", "EIO on storing", "write() fails", "fs failures"),
+        made("eio-all", "EIO on everything", "every call fails", "fs failures"),
+        made("eacces-file", "EACCES on chunk files", "open() of *.kv fails", "fs corrupt"),
+        made("eacces-all", "EACCES on everything", "every call fails", "fs failures"),
+        made("enotconn", "The mount's daemon dies", "SIGKILL; mounted anew later", "fs failures"),
+        made("stall-read", "The mount stalls in a read", "read() is held", "fs timeouts"),
+        made(
+            "stall-lookup",
+            "The mount stalls in a lookup",
+            "access() and stat() are held",
+            "fs timeouts",
+        ),
+        made("stall-store", "The mount stalls in a store", "write() is held", "fs misses"),
+        made(
+            "stall-60s",
+            "The mount stalls for 60 s",
+            "every call is held for 60 s while requests go on",
+            "fs timeouts",
+            "fs breaker_opened",
+        ),
+        made("enospc", "ENOSPC", "a small tmpfs is filled by others", "fs refused"),
+        made("read-only", "Remounted read-only", "remount,ro of a tmpfs", "fs failures"),
+        made(
+            "emfile-read",
+            "EMFILE on reading",
+            "RLIMIT_NOFILE leaves the engine's process none",
+            "fs failures",
+        ),
+        made(
+            "emfile-write",
+            "EMFILE on storing",
+            "RLIMIT_NOFILE leaves the engine's process none",
+            "fs failures",
+        ),
+    ]
+
+
+CASES = {case.id: case for case in [*_files(), *_mounts()]}
 
 
 def case(*ids: str) -> pytest.MarkDecorator:
