@@ -36,6 +36,11 @@ class Speed:
         """Whether ``seconds`` rests on enough to decide by."""
         return len(self._points) >= _LEAST
 
+    @property
+    def last(self) -> float:
+        """Seconds of the last call; 0 if there was none."""
+        return self._points[-1][1] if self._points else 0.0
+
     def seconds(self, amount: int) -> float:
         """Estimate for one call of that much; 0 before anything was measured."""
         if not self._points:

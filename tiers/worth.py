@@ -84,7 +84,7 @@ class Worth:
         self._prefill = prefill
         # Chunks that a tier was too slow for: tier -> what to measure it with.
         self._samples: dict[str, list[bytes]] = {}
-        self._measure_at: dict[str, float] = {}
+        self._measured_at: dict[str, float] = {}
 
     def patience(self, request: RequestState) -> float:
         """Seconds after which computing would have brought the request as far."""
@@ -153,9 +153,13 @@ class Worth:
         now = self._residency.clock()
         for name, keys in self._samples.items():
             tier = self._residency.named(name)
-            if tier is not None and now >= self._measure_at.get(name, 0.0):
-                seconds = tier.reads.seconds(self._residency.chunk_bytes)
-                self._measure_at[name] = now + max(_MEASURE_SECONDS, seconds / _MEASURE_SHARE)
+            if tier is None or tier.reading:
+                # What is read for others measures it as well.
+                continue
+            # By its last read, so that one that was quick is soon followed by others.
+            pause = max(_MEASURE_SECONDS, tier.reads.last / _MEASURE_SHARE)
+            if now >= self._measured_at.get(name, -math.inf) + pause:
+                self._measured_at[name] = now
                 yield keys[: tier.tier.config.threads]
         self._samples.clear()
 

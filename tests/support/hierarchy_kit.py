@@ -187,6 +187,8 @@ class ManualWorkers:
         self.done(op)
 
     def _leave(self, op: Op) -> None:
+        if op.started and not op.seconds:
+            op.seconds = self.clock() - op.began
         if op in self.queued:
             self.queued.remove(op)
         else:

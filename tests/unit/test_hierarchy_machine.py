@@ -28,6 +28,7 @@ from kvtiers.tiers.directory import State
 from kvtiers.tiers.fs import FsTier
 from kvtiers.tiers.requests import Lookup
 from kvtiers.tiers.workers import Op, OpKind
+from kvtiers.tiers.worth import Prefill
 
 EXAMPLES = int(os.environ.get("KVTIERS_MACHINE_EXAMPLES", "60"))
 STEPS = int(os.environ.get("KVTIERS_MACHINE_STEPS", "60"))
@@ -69,6 +70,7 @@ class Machine(RuleBasedStateMachine):
 
     policy: type[Policy] = LruPolicy
     window: ClassVar[Mapping[int, int] | None] = None
+    prefill: ClassVar[Prefill | None] = None
 
     def tiers(self, folder: Path) -> Mapping[str, Tier]:
         raise NotImplementedError
@@ -76,7 +78,8 @@ class Machine(RuleBasedStateMachine):
     @initialize()
     def build(self) -> None:
         self.folder = tempfile.TemporaryDirectory()
-        self.stack = kit.Stack(SLOTS, self.tiers(Path(self.folder.name)), self.policy, self.window)
+        tiers = self.tiers(Path(self.folder.name))
+        self.stack = kit.Stack(SLOTS, tiers, self.policy, self.window, prefill=self.prefill)
         self.h = self.stack.h
         self.cpu = self.stack.cpu
         self.clock = self.stack.clock
@@ -648,6 +651,22 @@ class TwoTiers(Machine):
         return {"near": filled(near, chain("aa", 4, 0)), "far": far}
 
 
+class Computer:
+    """An engine that computes a chunk in a second, more or less."""
+
+    def seconds(self, run: Run) -> float | None:
+        return float(len(run)) if run.start < 3 else None
+
+    def busy(self) -> float:
+        return 0.5
+
+
+class Weighing(TwoTiers):
+    """What takes too long is computed; nothing else may come of it."""
+
+    prefill = Computer()
+
+
 def suite(machine: type[Machine], share: float = 1.0) -> Any:
     case = machine.TestCase
     case.settings = settings(
@@ -667,3 +686,4 @@ TestDemoting = suite(Demoting)
 TestFiles = suite(Files, 0.5)
 TestSecondArena = suite(SecondArena, 0.5)
 TestTwoTiers = suite(TwoTiers)
+TestWeighing = suite(Weighing)
