@@ -10,6 +10,7 @@ such a dict untracked), nor the objects in a numpy array.
 from __future__ import annotations
 
 from array import array
+from collections.abc import Iterator
 from typing import Generic, TypeVar
 
 import numpy as np
@@ -52,26 +53,33 @@ class Objects(Generic[T]):
         self._pieces[-1][self._size & _MASK] = value
         self._size += 1
 
-    def give_back(self) -> bool:
-        """Let go of a few thousand objects from the end; False if there are none left."""
-        if self._pieces:
+    def put(self, i: int, value: T) -> None:
+        """Set ``self[i]``, which may be the next one that is not there yet."""
+        if i == self._size:
+            self.append(value)
+        else:
+            self[i] = value
+
+    def give_back(self) -> Iterator[None]:
+        """Let go of everything, step by step: a million objects at once would be a pause."""
+        self._size = 0
+        while self._pieces:
             self._pieces.pop()
-            self._size = len(self._pieces) << _BITS
-        return bool(self._pieces)
+            yield
 
 
 class Table:
     """Rows of integers, one ``array`` a column. A freed row is used again.
 
     Args:
-        count: how many columns, each of 32 bits a row.
+        types: of each column, a letter as ``array`` knows them.
 
     """
 
     __slots__ = ("_free", "columns")
 
-    def __init__(self, count: int) -> None:
-        self.columns = tuple(array("i") for _ in range(count))
+    def __init__(self, types: str) -> None:
+        self.columns = tuple(array(letter) for letter in types)
         self._free = array("i")
 
     def new(self, *values: int) -> int:

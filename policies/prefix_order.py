@@ -48,15 +48,15 @@ class Chains:
         self.rows: ShardedDict[ChunkId, int] = ShardedDict()
         # A chunk's chain, its position in the prefix, and the row of the chunk before it,
         # which only means something within the chain.
-        self.chunks = Table(3)
+        self.chunks = Table("iii")
         self.ids: Objects[ChunkId] = Objects()
         # A chain's first position, and its segments with the head and with the tail.
-        self.chains = Table(3)
+        self.chains = Table("iii")
         # The chunk before the first; None if there is none or it is unknown.
         self.parents: Objects[ChunkId | None] = Objects()
         # The row of a segment's last chunk; its neighbours in the ring; those in its chain,
         # towards the head and towards the tail.
-        self.segments = Table(5)
+        self.segments = Table("iiiii")
         self.segments.new(_NONE, _END, _END, _END, _END)
 
 
@@ -171,7 +171,7 @@ class PrefixOrder:
         """A row for ``chunk`` in the chain of ``before``, if there is one."""
         chain = _NONE if before == _NONE else self._chain[before]
         row = self._rows[chunk] = self._chunks.new(chain, position, before)
-        _put(self._ids, row, chunk)
+        self._ids.put(row, chunk)
         return row
 
     def _new_chain(self, row: int, parent: ChunkId | None, newer: int) -> None:
@@ -182,7 +182,7 @@ class PrefixOrder:
 
     def _number_chain(self, start: int, head: int, tail: int, parent: ChunkId | None) -> int:
         chain = self._chains.new(start, head, tail)
-        _put(self._parent, chain, parent)
+        self._parent.put(chain, parent)
         return chain
 
     def _append(self, chunks: Sequence[ChunkId], start: int, parent: ChunkId | None) -> None:
@@ -317,10 +317,3 @@ class PrefixOrder:
     def _unlink(self, segment: int) -> None:
         older, newer = self._older[segment], self._newer[segment]
         self._newer[older], self._older[newer] = newer, older
-
-
-def _put(column: Objects[ChunkId | None], row: int, value: ChunkId | None) -> None:
-    if row == len(column):
-        column.append(value)
-    else:
-        column[row] = value

@@ -7,7 +7,7 @@ which a key's hash picks one, grow one at a time.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable
+from collections.abc import Hashable, Iterable, Iterator
 from typing import Generic, TypeVar
 
 K = TypeVar("K", bound=Hashable)
@@ -15,6 +15,7 @@ V = TypeVar("V")
 
 _SHARDS = 256
 _MASK = _SHARDS - 1
+_PART = 2048
 
 
 class ShardedDict(Generic[K, V]):
@@ -46,3 +47,16 @@ class ShardedDict(Generic[K, V]):
         shards = self._shards
         for key in keys:
             shards[hash(key) & _MASK][key] = value
+
+    def parts(self) -> Iterator[list[K]]:
+        """All keys, some at a time; others may come and go in between."""
+        for shard in self._shards:
+            keys = list(shard)
+            for start in range(0, len(keys), _PART):
+                yield keys[start : start + _PART]
+
+    def give_back(self) -> Iterator[None]:
+        """Forget everything, step by step: a million entries at once would be a pause too."""
+        for number in range(_SHARDS):
+            self._shards[number] = {}
+            yield

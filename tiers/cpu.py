@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from kvtiers.tiers.arena import Arena
 from kvtiers.tiers.base import (
@@ -21,6 +21,8 @@ from kvtiers.tiers.base import (
 )
 from kvtiers.tiers.populate import Populator
 from pydantic import Field, field_validator
+
+_FREED_AT_ONCE = 1024
 
 
 class CpuTier(Tier):
@@ -119,6 +121,16 @@ class CpuTier(Tier):
             self._slots.pop(key, None)
             self._used_at.pop(key, None)
 
+    def withdraw_all(self) -> Iterator[None]:
+        """Nothing is here any more. Their slots stay taken until they are given back.
+
+        Returns steps that free what was kept of them: all at once would be a pause.
+        """
+        with self._lock:
+            slots, self._slots = self._slots, {}
+            used_at, self._used_at = self._used_at, {}
+        return _freeing(slots, used_at)
+
     # Tier -------------------------------------------------------------------
 
     def contains(self, keys: Sequence[ChunkKey]) -> list[bool]:
@@ -183,6 +195,14 @@ class CpuTier(Tier):
         if self._populator is not None:
             self._populator.close()
         self.arena.close()
+
+
+def _freeing(*maps: dict[ChunkKey, Any]) -> Iterator[None]:
+    for entries in maps:
+        while entries:
+            for _ in range(min(_FREED_AT_ONCE, len(entries))):
+                entries.popitem()
+            yield
 
 
 def make_arena(capacity: int, payload_bytes: int) -> Arena:

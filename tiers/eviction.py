@@ -24,6 +24,8 @@ _RESCAN_UNBOUNDED_SECONDS = 600.0
 # can go at once. Otherwise hotter chunks would be dropped while colder ones wait
 # for their copy.
 _DEMOTE_AHEAD = 2
+# Hints, per op that came back.
+_FORGOTTEN_AT_ONCE = 512
 
 
 class Eviction:
@@ -95,7 +97,14 @@ class Eviction:
         return tier if tier is not None and tier.breaker.closed() else None
 
     def enforce(self, tier: LowerTier) -> None:
-        """Start evicting from a lower tier that is above its high watermark, or refuses chunks."""
+        """Start evicting from a lower tier that is above its high watermark, or refuses chunks.
+
+        What is known of one that keeps itself is forgotten instead, beyond what it can hold.
+        """
+        if tier.tier.keeps_itself:
+            self._forget_some(tier)
+        if tier.bound_is_kept:
+            return
         full = tier.used + tier.storing > tier.high
         if not (full or tier.refused) or not self._may_evict(tier):
             return
@@ -114,9 +123,16 @@ class Eviction:
             # Somebody else fills the same place: look what is there.
             self.scan(tier)
 
+    def _forget_some(self, tier: LowerTier) -> None:
+        """Others evict from it unheard: the coldest hints are the first that are wrong."""
+        excess = min(tier.hints - tier.most_hints, _FORGOTTEN_AT_ONCE)
+        if excess > 0:
+            self._residency.gone_from(tier, self._victims(tier, excess * tier.chunk_bytes))
+
     @staticmethod
     def _may_evict(tier: LowerTier) -> bool:
-        return not tier.read_only and not tier.removing and tier.breaker.closed()
+        busy = tier.read_only or tier.removing or tier.strange
+        return not busy and tier.breaker.closed()
 
     def look_around(self, tier: LowerTier) -> None:
         """Look what a tier holds that was away, or that others store in too.
@@ -128,10 +144,17 @@ class Eviction:
         if self._residency.clock() >= self.look_due(tier):
             self.scan(tier)
 
+    def look_again(self, tier: LowerTier) -> None:
+        """After a reset: look at once what the tier holds, if that has to be known."""
+        tier.scanned_at = -math.inf
+        self.look_around(tier)
+
     def look_due(self, tier: LowerTier) -> float:
         """When ``look_around`` has reason to look; infinite if it has none."""
         others = tier.tier.shared and tier.wrote
-        if not (others or tier.unseen) or tier.scanning or not tier.breaker.closed():
+        if tier.tier.keeps_itself:
+            return math.inf
+        if not (others or tier.unseen) or tier.looking or not tier.breaker.closed():
             return math.inf
         rest = _scan_rest(tier)
         if not tier.unseen and tier.capacity is None:
@@ -139,7 +162,9 @@ class Eviction:
         return tier.scanned_at + rest
 
     def _may_scan(self, tier: LowerTier) -> bool:
-        return not tier.scanning and self._residency.clock() >= tier.scanned_at + _scan_rest(tier)
+        if tier.looking or tier.tier.keeps_itself:
+            return False
+        return self._residency.clock() >= tier.scanned_at + _scan_rest(tier)
 
     def _victims(self, tier: LowerTier, need: int) -> list[ChunkId]:
         ordered = self._residency.policy.victims(tier.name, need)
@@ -176,7 +201,7 @@ class Eviction:
         self._residency.counts[CPU]["evictions"] += len(dead)
         self._residency.drop(dead)
         for tier in self._residency.lower:
-            if not self._may_evict(tier):
+            if not self._may_evict(tier) or tier.bound_is_kept:
                 continue
             victims = [key for key in policy.expired(tier.name) if not tier.is_read(key)]
             if victims:
@@ -186,7 +211,9 @@ class Eviction:
         """Find out, in the background, what the tier holds."""
         tier.scanned_at = self._residency.clock()
         tier.scanning, tier.unseen, tier.stale, tier.wrote = True, False, False, False
-        tier.since, tier.sweep = set(), None
+        tier.since = set()
+        # What is found comes last used first: to evict then would be to evict the hottest.
+        tier.strange |= next(self._residency.policy.victims(tier.name, 1), None) is None
         tier.submit(Op(OpKind.SCAN, epoch=self._residency.epoch))
 
 

@@ -39,6 +39,7 @@ from kvtiers.tiers.copies import EngineCopies
 from kvtiers.tiers.cpu import CpuTier
 from kvtiers.tiers.directory import Chunk, State, runs_of
 from kvtiers.tiers.eviction import Eviction
+from kvtiers.tiers.findings import Findings
 from kvtiers.tiers.health import Health
 from kvtiers.tiers.idle import IdleThread, owning
 from kvtiers.tiers.lookups import Lookups
@@ -160,6 +161,9 @@ class Hierarchy:
             self._residency, self._promotion, self._ahead, self._requests, worth, patience
         )
         self._chores_due = 0.0
+        for tier, info in zip(self._lower, infos[1:], strict=True):
+            if tier.tier.keeps_itself:
+                tier.tier.keep(info, make_policy, stores=stores)
         for tier in self._lower:
             self._begin(tier, (away or {}).get(tier.name))
         if alone:
@@ -194,10 +198,10 @@ class Hierarchy:
         return made
 
     def _begin(self, tier: LowerTier, why_away: str | None) -> None:
-        if why_away is None:
+        if why_away is not None:
+            self._health.away(tier, why_away)
+        elif not tier.tier.keeps_itself:
             self._eviction.scan(tier)
-            return
-        self._health.away(tier, why_away)
 
     def _thread_workers(
         self, tier: Tier, done: Callable[[Op], None], threads: int
@@ -498,9 +502,11 @@ class Hierarchy:
         if self._scanned:
             # One batch a step: a large root would stop the engine for seconds.
             self._take_in(*self._scanned.popleft())
+        self._residency.go_on()
         for tier in self._lower:
             if tier.sweep is not None and next(tier.sweep, _SWEPT) is _SWEPT:
                 tier.sweep = None
+                self._eviction.enforce(tier)
         now = self._clock()
         for tier in self._lower:
             for op in tier.overdue(now):
@@ -554,8 +560,10 @@ class Hierarchy:
 
     @owning
     def behind(self) -> bool:
-        """Whether a scan has found more than was taken in: then ``tick`` again soon."""
-        return bool(self._scanned) or any(tier.sweep is not None for tier in self._lower)
+        """Whether there is more to take in of a scan, or to forget: then ``tick`` again soon."""
+        if self._scanned or self._residency.behind():
+            return True
+        return any(tier.sweep is not None for tier in self._lower)
 
     @owning
     def poll(self) -> None:
@@ -594,9 +602,7 @@ class Hierarchy:
         elif op.kind is OpKind.WRITE:
             self._spill.written(tier, op)
         elif op.kind is OpKind.SCAN:
-            self._residency.adopt(tier, op.entries)
-            if op.usage is not None and op.error is None and tier.since is not None:
-                tier.sweep = self._residency.sweep(tier, op.seen)
+            self._residency.take_in(tier, op.findings or Findings(), complete=op.error is None)
 
     def _overdue(self, tier: LowerTier, op: Op) -> None:
         if op.given_up:
@@ -641,6 +647,8 @@ class Hierarchy:
         for tier in self._lower:
             tier.backlog.clear()
         self._residency.start_epoch(namespace)
+        for tier in self._lower:
+            self._eviction.look_again(tier)
 
     @owning
     def flushed(self) -> None:
@@ -654,7 +662,7 @@ class Hierarchy:
         usages[CPU] = self._residency.cpu.usage()
         breakers: dict[str, BreakerState] = {}
         for tier in self._lower:
-            usages[tier.name] = Usage(tier.used, tier.used // tier.chunk_bytes, tier.capacity)
+            usages[tier.name] = self._usage_of(tier)
             breakers[tier.name] = tier.breaker.state
         stats = []
         for name, counts in self._all_counts(GPU):
@@ -665,6 +673,15 @@ class Hierarchy:
                 stats.append(TierStats(name, usages[name], dict(+counts), breaker, seconds, pinned))
                 counts.clear()
         return stats
+
+    @staticmethod
+    def _usage_of(tier: LowerTier) -> Usage:
+        if not tier.bound_is_kept:
+            return Usage(tier.used, tier.used // tier.chunk_bytes, tier.capacity)
+        usage = tier.tier.usage()
+        tier.counts["evictions"] += usage.evicted - tier.evicted
+        tier.evicted = usage.evicted
+        return usage
 
     def _read_seconds(self, name: str) -> float | None:
         tier = self._residency.named(name)

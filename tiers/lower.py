@@ -9,8 +9,10 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from kvtiers.policies import ChunkId
-from kvtiers.tiers.base import ChunkKey, ReadOutcome, Tier, WriteOutcome
+from kvtiers.tiers.base import ReadOutcome, Tier, WriteOutcome
 from kvtiers.tiers.breaker import Breaker
+from kvtiers.tiers.findings import Findings
+from kvtiers.tiers.foreign import Foreign
 from kvtiers.tiers.speed import Speed
 from kvtiers.tiers.workers import Op, OpKind, Workers
 
@@ -19,6 +21,8 @@ T = TypeVar("T")
 # One op reads or writes about this much: enough to be efficient, little enough
 # that the threads of a tier share a prefix evenly.
 _OP_BYTES = 16 * 1024 * 1024
+# Where no bound says how many chunks a tier can hold.
+_MOST_HINTS = 1 << 20
 
 
 @dataclass(eq=False)
@@ -49,12 +53,16 @@ class LowerTier:
         unseen: what it holds was never looked through, or not since it was away.
         scanning: what it holds is being looked through.
         since: what it was found to hold since that began, None if it is of no interest.
-        sweep: what is left to do of forgetting what a scan has not found.
+        found: what a scan has found, until all of it is taken in.
+        sweep: what is left to do of that, and of forgetting what was not found.
+        strange: what it holds is not known yet, so nothing is evicted.
         scanned_at: when that last began.
         scan_seconds: how long it took.
         wrote: something was stored since then.
         reading: how many ops read each key now; such a chunk is no victim.
         foreign: chunks of other namespaces that a scan found.
+        hints: chunks that a tier which keeps itself is believed to hold.
+        evicted: chunks that it has evicted by itself, as far as they were counted.
         ops: every op that has not come back, in the order of submission.
         counts: figures since they were last taken.
         lookups, reads, writes: measured speeds, of chunks asked for and of bytes.
@@ -84,12 +92,16 @@ class LowerTier:
     unseen: bool = False
     scanning: bool = False
     since: set[bytes] | None = None
+    found: Findings | None = None
     sweep: Iterator[None] | None = None
+    strange: bool = False
     scanned_at: float = float("-inf")
     scan_seconds: float = 0.0
     wrote: bool = False
     reading: Counter[bytes] = field(default_factory=Counter)
-    foreign: set[ChunkKey] = field(default_factory=set)
+    foreign: Foreign = field(default_factory=Foreign)
+    hints: int = 0
+    evicted: int = 0
     ops: dict[Op, None] = field(default_factory=dict)
     counts: Counter[str] = field(default_factory=Counter)
     logged: set[str] = field(default_factory=set)
@@ -98,22 +110,37 @@ class LowerTier:
     writes: Speed = field(default_factory=Speed)
 
     @property
+    def bound_is_kept(self) -> bool:
+        """Whether the tier evicts by itself, so that nobody here has to."""
+        return self.tier.keeps_itself and self.capacity is not None
+
+    @property
+    def most_hints(self) -> int:
+        """Chunks that it can hold, and so that are worth remembering of it."""
+        return _MOST_HINTS if self.capacity is None else self.capacity // self.chunk_bytes
+
+    @property
     def high(self) -> float:
         """Bytes above which the hierarchy evicts. Half the headroom is for what comes meanwhile.
 
         Room for a chunk is kept always: a tier without is offered none, and would
         never be asked to make some.
         """
-        if self.capacity is None:
+        if self.capacity is None or self.bound_is_kept:
             return math.inf
         return min(self.capacity * (1 - self.headroom / 2), self.capacity - self.chunk_bytes)
 
     @property
     def low(self) -> float:
         """Bytes that an eviction goes down to."""
-        if self.capacity is None:
+        if self.capacity is None or self.bound_is_kept:
             return math.inf
         return min(self.capacity * (1 - self.headroom), self.high)
+
+    @property
+    def looking(self) -> bool:
+        """Whether what a scan finds is still being found, or taken in."""
+        return self.scanning or self.sweep is not None
 
     def submit(self, op: Op) -> None:
         """Hand an op to the tier's threads and remember it."""
@@ -179,7 +206,7 @@ class LowerTier:
     def store_room(self) -> int:
         """Chunks that may be queued for storing now."""
         budget = self.store_budget - self.storing
-        if self.capacity is not None:
+        if self.capacity is not None and not self.bound_is_kept:
             budget = min(budget, self.capacity - self.used - self.storing)
         return max(0, budget // self.chunk_bytes)
 

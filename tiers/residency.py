@@ -8,21 +8,22 @@ to disagree. The hierarchy's thread only.
 from __future__ import annotations
 
 import time
-from collections import Counter
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from kvtiers.policies import ChunkId, Policy, Run
 from kvtiers.tiers.base import ChunkKey, Entry, Namespace
 from kvtiers.tiers.cpu import CpuTier
 from kvtiers.tiers.directory import Chunk, Directory, State, runs_of
+from kvtiers.tiers.findings import Findings
 from kvtiers.tiers.lower import LowerTier
 from kvtiers.tiers.slots import SlotTable
 
 CPU = "cpu"
 GPU = "gpu"
 
-# Foreign chunks that are compared with a scan in one step of the engine.
-_SWEPT_AT_ONCE = 4096
+# What comes when there are no more steps.
+_DONE = object()
 
 
 class Residency:
@@ -51,11 +52,12 @@ class Residency:
         self.namespace = namespace
         self.clock = clock
         self.chunk_bytes = cpu.payload_bytes
-        self.slots = SlotTable(cpu)
         self.directory = Directory()
+        self.slots = SlotTable(cpu, self.directory)
         self.epoch = 0
         self.counts: dict[str, Counter[str]] = {CPU: Counter(), GPU: Counter()}
         self._by_name = {tier.name: tier for tier in lower}
+        self._later: deque[Iterator[None]] = deque()
 
     # Looking ----------------------------------------------------------------
 
@@ -88,16 +90,14 @@ class Residency:
         parent = run.parent
         for position, key in enumerate(run.chunks, run.start):
             chunk = self.get(key)
-            if chunk is not None and chunk.position < 0:
+            if chunk is not None:
                 assert parent is None or isinstance(parent, bytes)
-                chunk.position, chunk.group, chunk.parent = position, run.group, parent
-            if chunk is not None and not chunk.tenant:
-                chunk.tenant = run.tenant
+                chunk.learn(position, run.group, parent, run.tenant)
             parent = key
 
     def key_of(self, chunk: Chunk) -> ChunkKey:
         """The name under which tiers know the chunk."""
-        return ChunkKey(self.namespace, chunk.key, chunk.position, chunk.tenant)
+        return ChunkKey(self.namespace, chunk.key, chunk.position, chunk.tenant, chunk.parent)
 
     # The arena --------------------------------------------------------------
 
@@ -138,6 +138,7 @@ class Residency:
         if tier.since is not None:
             tier.since.update(chunk.key for chunk in held)
         new = [chunk for chunk in held if not chunk.where & tier.bit]
+        tier.hints += len(new)
         for chunk in new:
             chunk.where |= tier.bit
         for run in runs_of(new, self.chunk_bytes):
@@ -147,50 +148,68 @@ class Residency:
         """The tier does not hold these any more, or is about to drop them."""
         keys: list[ChunkKey] = []
         for chunk_id in ids:
-            if isinstance(chunk_id, ChunkKey):
-                tier.foreign.discard(chunk_id)
-                keys.append(chunk_id)
+            if isinstance(chunk_id, int):
+                keys += tier.foreign.pop(chunk_id)
             elif (chunk := self.get(chunk_id)) is not None and chunk.where & tier.bit:
                 chunk.where &= ~tier.bit
+                tier.hints -= 1
                 keys.append(self.key_of(chunk))
                 self.forget_if_nowhere(chunk)
         self.policy.on_remove(ids, tier.name)
         return keys
 
-    def adopt(self, tier: LowerTier, entries: Iterable[Entry]) -> None:
-        """What a scan found there, last used first."""
+    def take_in(self, tier: LowerTier, findings: Findings, complete: bool) -> None:
+        """What a scan found there, step by step as ``tier.sweep``: it may be millions.
+
+        Args:
+            tier: what was scanned.
+            findings: nobody else's any more.
+            complete: nothing was missed, so that what is not among them is gone.
+
+        """
+        tier.found, tier.sweep = findings, self._taking_in(tier, findings, complete)
+
+    def _taking_in(self, tier: LowerTier, findings: Findings, complete: bool) -> Iterator[None]:
+        for batch in findings.batches():
+            self._adopt(tier, batch)
+            yield
+        tier.strange = False
+        if complete:
+            yield from self._sweep(tier, findings)
+        tier.since = tier.found = None
+        self.later(findings.give_back())
+
+    def _adopt(self, tier: LowerTier, entries: Iterable[Entry]) -> None:
+        """Some of what a scan found, last used first."""
         for entry in entries:
             key = entry.key
-            if key is None:
-                continue
+            assert key is not None
             if key.namespace == self.namespace:
                 chunk = self.directory.ensure(key.hash, tenant=key.tenant)
                 if not chunk.where & tier.bit:
                     chunk.where |= tier.bit
                     self._found(tier, chunk.key, entry, key.tenant)
-            elif key not in tier.foreign:
-                tier.foreign.add(key)
-                self._found(tier, key, entry, key.tenant)
+            elif (stranger := tier.foreign.id_of(key)) not in tier.foreign:
+                tier.foreign.add(stranger, key.tenant)
+                self._found(tier, stranger, entry, key.tenant)
 
-    def sweep(self, tier: LowerTier, seen: Mapping[str, Container[bytes]]) -> Iterator[None]:
+    def _sweep(self, tier: LowerTier, findings: Findings) -> Iterator[None]:
         """Forget what a scan has not found: others removed it, or the tier did by itself.
 
-        Step by step, since a million chunks take longer than the engine can wait. What a
-        scan misses though it is there is found again, by a lookup or the next scan.
+        What a scan misses though it is there is found again, by a lookup or the next scan.
         """
-        own = seen.get(self.namespace.id, ())
+        own = self.namespace.id
         for part in self.directory.parts():
             since = tier.since or ()
             held = [chunk.key for chunk in part if chunk.where & tier.bit]
-            self._vanished(tier, [key for key in held if key not in own and key not in since])
-            yield
-        foreign = list(tier.foreign)
-        for start in range(0, len(foreign), _SWEPT_AT_ONCE):
-            some = [key for key in foreign[start : start + _SWEPT_AT_ONCE] if key in tier.foreign]
-            gone = [key for key in some if key.hash not in seen.get(key.namespace.id, ())]
+            gone = [key for key in held if not findings.has(own, key) and key not in since]
             self._vanished(tier, gone)
             yield
-        tier.since = None
+        for some in tier.foreign.parts():
+            keys = ((n, tier.foreign.key_of(n)) for n in some if n in tier.foreign)
+            found = findings.has
+            self._vanished(tier, [n for n, key in keys if not found(key.namespace.id, key.hash)])
+            yield
 
     def _vanished(self, tier: LowerTier, ids: Sequence[ChunkId]) -> None:
         if ids:
@@ -208,28 +227,58 @@ class Residency:
     # Reset ------------------------------------------------------------------
 
     def start_epoch(self, namespace: Namespace) -> None:
-        """From now on nothing that is stored counts; what tiers hold is somebody else's."""
-        held = {tier.name: self._own_chunks_of(tier) for tier in self.lower}
-        estranged = {name: [self.key_of(chunk) for chunk in own] for name, own in held.items()}
-        for name, own in held.items():
-            self.policy.on_remove([chunk.key for chunk in own], name)
-        self.drop([chunk for chunk in self.directory if chunk.slot >= 0])
-        self.directory.clear()
+        """From now on nothing that is stored counts; what tiers hold is somebody else's.
+
+        At once for whoever asks: the directory is a new one. The policy is told step by
+        step, as a million chunks take longer than the engine can wait; until then it may
+        name, as a victim, what is not known here any more.
+        """
+        left, self.directory = self.directory, Directory()
+        self.slots.start_over(self.directory)
+        self.later(self._leave(left))
+        self.later(self.cpu.withdraw_all())
         self.namespace = namespace
         self.epoch += 1
         for tier in self.lower:
-            tier.since, tier.sweep = None, None
+            if tier.found is not None:
+                self.later(tier.found.give_back())
+            tier.since, tier.found, tier.sweep, tier.hints = None, None, None, 0
             # Where this engine stores no more, it need not keep the bound either.
-            if self.may_hold(tier):
-                self._estrange(tier, estranged[tier.name])
+            if self.may_hold(tier) and not tier.tier.keeps_itself:
+                # A scan finds it again, as somebody else's.
+                tier.strange = tier.unseen = True
 
-    def _own_chunks_of(self, tier: LowerTier) -> list[Chunk]:
-        """What the tier holds of this namespace, first victim first."""
-        chunks = (self.get(victim) for victim in self.policy.victims(tier.name, 1 << 62))
-        return [chunk for chunk in chunks if chunk is not None]
+    def later(self, steps: Iterator[None]) -> None:
+        """What is to be forgotten or freed, and would stop the engine if done at once."""
+        self._later.append(steps)
 
-    def _estrange(self, tier: LowerTier, keys: Sequence[ChunkKey]) -> None:
-        """Keep the order of what the tier holds, so that its bound can still be kept."""
-        for key in keys:
-            tier.foreign.add(key)
-            self.policy.on_insert(Run((key,), 0, self.chunk_bytes, tenant=key.tenant), tier.name)
+    def go_on(self) -> None:
+        """Do the next step of that: a millisecond or two."""
+        if self._later and next(self._later[0], _DONE) is _DONE:
+            self._later.popleft()
+
+    def behind(self) -> bool:
+        """Whether there is more of that. The policy may still know chunks of earlier epochs."""
+        return bool(self._later)
+
+    def _leave(self, left: Directory) -> Iterator[None]:
+        for part in left.parts():
+            ready = [chunk.key for chunk in part if chunk.state is State.READY]
+            self._left(CPU, [key for key in ready if not self._is_ready(key)])
+            for tier in self.lower:
+                held = [chunk.key for chunk in part if chunk.where & tier.bit]
+                self._left(tier.name, [key for key in held if not self._is_in(tier, key)])
+            yield
+        yield from left.give_back()
+
+    def _left(self, tier: str, ids: Sequence[ChunkId]) -> None:
+        if ids:
+            self.policy.on_remove(ids, tier)
+
+    def _is_ready(self, key: bytes) -> bool:
+        chunk = self.directory.get(key)
+        return chunk is not None and chunk.state is State.READY
+
+    def _is_in(self, tier: LowerTier, key: bytes) -> bool:
+        chunk = self.directory.get(key)
+        return chunk is not None and bool(chunk.where & tier.bit)

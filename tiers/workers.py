@@ -16,15 +16,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, TypeVar
 
-from kvtiers.tiers.base import ChunkKey, Entry, ReadOutcome, Tier, Usage, WriteOutcome
+from kvtiers.tiers.base import ChunkKey, ReadOutcome, Tier, Usage, WriteOutcome
+from kvtiers.tiers.findings import Findings
 
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
-
-# Entries that a scan hands over at a time: the engine's thread takes in one such
-# batch a step, in about 2 ms.
-_SCAN_BATCH = 512
 
 
 class OpKind(enum.Enum):
@@ -63,7 +60,7 @@ class Op:
         seconds: how long the tier took.
         error: what escaped from the tier, if anything did.
         usage: how full the tier was afterwards, for ops that change that.
-        seen: all that a scan has found, hashes by namespace; on the last op of it.
+        findings: of a scan.
 
     """
 
@@ -84,8 +81,7 @@ class Op:
     reads: list[ReadOutcome] = field(default_factory=list)
     writes: list[WriteOutcome] = field(default_factory=list)
     removed: int = 0
-    entries: list[Entry] = field(default_factory=list)
-    seen: dict[str, set[bytes]] = field(default_factory=dict)
+    findings: Findings | None = None
 
 
 class Workers(Protocol):
@@ -206,16 +202,14 @@ class ThreadWorkers:
 
 
 def scan(tier: Tier, op: Op, done: Callable[[Op], None], stopped: Callable[[], bool]) -> None:
-    """Hand over what the tier holds, last used first, in batches; ``op`` itself comes last."""
-    entries: list[Entry] = []
+    """Find what the tier holds, as far as it tells, and hand over ``op`` with it."""
+    findings = op.findings = Findings()
     begun = time.monotonic()
     try:
         for entry in tier.scan():
             if stopped():
                 return
-            entries.append(entry)
-            if entry.key is not None:
-                op.seen.setdefault(entry.key.namespace.id, set()).add(entry.key.hash)
+            findings.add(entry)
         op.usage = tier.usage()
         logger.info(
             "%s holds %d chunks, %.2f GiB, of all engines and models that use it",
@@ -225,11 +219,8 @@ def scan(tier: Tier, op: Op, done: Callable[[Op], None], stopped: Callable[[], b
         )
     except Exception as error:  # noqa: BLE001 - a tier's fault must not end the thread silently
         op.error = error
+    findings.sort()
     op.seconds = time.monotonic() - begun
-    entries.sort(key=lambda entry: -entry.last_used)
-    for start in range(0, len(entries), _SCAN_BATCH):
-        batch = entries[start : start + _SCAN_BATCH]
-        done(Op(OpKind.SCAN, epoch=op.epoch, entries=batch))
     done(op)
 
 

@@ -5,17 +5,19 @@ from __future__ import annotations
 import pytest
 from kvtiers.tiers import ALIGNMENT
 from kvtiers.tiers.cpu import CpuTier
-from kvtiers.tiers.directory import Chunk
+from kvtiers.tiers.directory import Chunk, Directory
 from kvtiers.tiers.slots import SlotTable
+
+CHUNKS = Directory()
 
 
 @pytest.fixture
 def table() -> SlotTable:
-    return SlotTable(CpuTier(CpuTier.Config(capacity=2 * ALIGNMENT), ALIGNMENT))
+    return SlotTable(CpuTier(CpuTier.Config(capacity=2 * ALIGNMENT), ALIGNMENT), CHUNKS)
 
 
 def chunk(name: bytes = b"a") -> Chunk:
-    return Chunk(name, 0, 0, None)
+    return CHUNKS.ensure(name)
 
 
 def test_a_taken_slot_is_owned_and_pinned_by_whoever_fills_it(table: SlotTable) -> None:

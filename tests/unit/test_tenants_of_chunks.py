@@ -71,8 +71,8 @@ def test_the_tenant_that_a_scan_tells_is_kept_also_over_a_reset() -> None:
     assert list(tenants_in(stack, "disk").values()) == ["ours"] * 6
     tenants_in(stack, "disk").clear()
     stack.h.reset(Namespace("f" * 32))
-    assert list(tenants_in(stack, "disk").values()) == ["ours"] * 3
     stack.settle()
+    assert list(tenants_in(stack, "disk").values()) == ["ours"] * 3
 
 
 def test_chunks_of_two_tenants_are_never_in_one_run() -> None:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 import pytest
 from hierarchy_kit import CHUNK, FIRST, Clock, DictTier, key, prefix, truth
 from kvtiers.tiers import ChunkKey, Entry, ReadOutcome, WriteOutcome
+from kvtiers.tiers.findings import Findings
 from kvtiers.tiers.workers import Op, OpKind, ThreadWorkers, call
 
 SOON = 20.0
@@ -188,17 +189,22 @@ def test_a_tier_that_answers_for_too_few_chunks_is_not_believed() -> None:
     assert "answered 1 times for 2 chunks" in str(op.error)
 
 
+def found(op: Op) -> Findings:
+    assert op.findings is not None
+    return op.findings
+
+
 def test_a_scan_hands_over_what_is_there_last_used_first(make_rig: Callable[..., Rig]) -> None:
     tier = DictTier()
     tier.put(prefix("p", 1500))
     rig = make_rig(tier, 1)
-    whole = rig.submit(Op(OpKind.SCAN))
-    entries: list[Entry] = []
-    while (op := rig.next()) is not whole:
-        assert len(op.entries) <= 512
-        entries += op.entries
+    rig.submit(Op(OpKind.SCAN))
+    op = rig.next()
+    batches = list(found(op).batches())
+    assert max(map(len, batches)) <= 512
+    entries = [entry for batch in batches for entry in batch]
     assert [entry.last_used for entry in entries] == [float(i) for i in reversed(range(1500))]
-    assert whole.usage == tier.usage()
+    assert op.usage == tier.usage()
 
 
 def test_a_scan_that_breaks_off_hands_over_what_it_found(make_rig: Callable[..., Rig]) -> None:
@@ -209,8 +215,9 @@ def test_a_scan_that_breaks_off_hands_over_what_it_found(make_rig: Callable[...,
 
     rig = make_rig(Torn(), 1)
     rig.submit(Op(OpKind.SCAN))
-    assert len(rig.next().entries) == 1
-    assert isinstance(rig.next().error, OSError)
+    op = rig.next()
+    assert [len(batch) for batch in found(op).batches()] == [1]
+    assert isinstance(op.error, OSError)
 
 
 def test_a_scan_takes_no_thread_from_the_loads(make_rig: Callable[..., Rig]) -> None:
