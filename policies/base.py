@@ -4,9 +4,9 @@ Calls come in **runs**: neighbouring chunks of one prefix, head first. A prompt
 of a hundred thousand tokens is one call, not a thousand, and a policy that
 keeps runs as intervals pays for runs only.
 
-Every method is called on one thread (the engine's scheduler thread in a live
-engine), never blocks, never raises for a chunk it does not know, and should
-cost about a microsecond a chunk.
+Methods are called one at a time: by the engine's scheduler thread in a live engine,
+and by another one while that idles. None blocks, none raises for a chunk it does not
+know, and each should cost about a microsecond a chunk.
 
 **Which call comes when.** Whoever drives a policy (the hierarchy, the simulator,
 the conformance suite) keeps to this order:
@@ -264,7 +264,7 @@ class Policy(ABC):
     def expired(self, tier: str) -> Iterable[ChunkId]:  # noqa: ARG002
         """Chunks of ``tier`` to drop now although it has room (a TTL passed).
 
-        Asked about once a second while the engine steps. Like ``victims``: must
+        Asked about once a second while there are chunks. Like ``victims``: must
         change nothing, pinned ones stay, the rest come back by ``on_remove``.
         """
         return ()
@@ -300,7 +300,7 @@ class Policy(ABC):
     def anticipate(self) -> Iterable[Run]:
         """Runs worth promoting now although no request asks, most useful first.
 
-        Asked about once a second while the engine steps, and done if no request
+        Asked about once a second while there are chunks, and done if no request
         waits for room: a session is about to return, a prefix turned hot.
         """
         return ()
