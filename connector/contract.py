@@ -35,6 +35,7 @@ _OFF = f"{_V1}.offloading"
 _BASE = "vllm.v1.kv_offload.base"
 _SCHED = "vllm.v1.core.sched.scheduler"
 _OFF_SCHED = f"{_OFF}.scheduler"
+_ENGINE = "vllm.v1.engine.core"
 
 # 0.33 moved the bodies behind methods that take the manager's lock.
 _BUILD_META = (
@@ -782,6 +783,35 @@ CALL_ORDER: tuple[Entry, ...] = (
         "the threshold tells quarantined jobs from new ones",
         before="manager.reset_cache",
         after="_stale_job_threshold",
+    ),
+    Says(
+        "sleep clears caches, as a pause does",
+        _ENGINE,
+        ("EngineCore.sleep",),
+        "what was stored before must not be served with the weights that come after",
+        text="clear_prefix_cache = level >= 1",
+    ),
+    Says(
+        "a pause that clears caches resets all of them",
+        _ENGINE,
+        ("EngineCore._finish_pause",),
+        "the connector hears of new weights in no other way",
+        text="self._reset_caches()",
+    ),
+    Says(
+        "resetting all caches resets the connector",
+        _ENGINE,
+        ("EngineCore._reset_caches",),
+        "the connector hears of new weights in no other way",
+        text="self.reset_prefix_cache(reset_running_requests=reset_running_requests, "
+        "reset_connector=reset_connector)",
+    ),
+    Says(
+        "copies under way end before the device's memory is taken away",
+        "vllm.v1.worker.gpu_worker",
+        ("Worker.sleep",),
+        "a store that still reads it would store what is not KV any more",
+        text="torch.accelerator.synchronize()",
     ),
 )
 
