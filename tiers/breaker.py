@@ -75,13 +75,17 @@ class Breaker:
         """Whether a call may be made now; in half-open state only one may."""
         if self.state is BreakerState.CLOSED:
             return True
-        if self._clock() < self._open_until:
+        if not self.would_allow():
             return False
         # The probe that this lets through has until the next cooldown to answer;
         # if it never does, another one may try.
         self.state = BreakerState.HALF_OPEN
         self._open_until = self._clock() + self._cooldown
         return True
+
+    def would_allow(self) -> bool:
+        """What ``allows`` would say. Asking does not use up a probe."""
+        return self.state is BreakerState.CLOSED or self._clock() >= self._open_until
 
     def closed(self) -> bool:
         """Whether calls are not restricted. Asking does not use up a probe."""

@@ -18,6 +18,14 @@ from kvtiers.tiers.workers import Op, OpKind
 
 logger = logging.getLogger(__name__)
 
+_LEFT_ALONE = (
+    "The %s tier is left alone for now and probed again by itself",
+    "The %s tier answers again after %.0f s, and is used.",
+)
+_NOT_STORED = (
+    "Nothing is stored in the %s tier for now; that is tried again by itself",
+    "The %s tier takes stores again after %.0f s.",
+)
 # Any key will do: what matters is that there is an answer.
 _PROBED = bytes(16)
 
@@ -34,10 +42,12 @@ class Health:
     def __init__(self, residency: Residency, clock: Callable[[], float]) -> None:
         self._residency = residency
         self._clock = clock
-        self._outages = {tier.name: Outages(tier.name) for tier in residency.lower}
+        names = [tier.name for tier in residency.lower]
+        self._outages = {name: Outages(*_LEFT_ALONE, name) for name in names}
+        self._store_outages = {name: Outages(*_NOT_STORED, name) for name in names}
 
     def judge(self, tier: LowerTier, op: Op) -> bool:
-        """An op came back, once. Returns True if the tier is to be left alone from now on."""
+        """An op came back, once. Returns True if such ops are not to be submitted from now on."""
         if op.error is not None:
             _log_once(tier, op)
         failures = op.reads.count(ReadOutcome.FAILED) + op.writes.count(WriteOutcome.FAILED)
@@ -78,20 +88,25 @@ class Health:
             tier.submit(Op(OpKind.PROBE, [key], epoch=self._residency.epoch, deadline=deadline))
 
     def _answers(self, tier: LowerTier, kind: OpKind) -> None:
-        if not tier.breaker.closed():
-            tier.unseen = True
-            self._outages[tier.name].ends(self._clock())
-        tier.breaker.success(kind)
+        breaker = tier.breaker_of(kind)
+        if not breaker.closed():
+            tier.unseen |= breaker is tier.breaker
+            self._outages_of(tier, kind).ends(self._clock())
+        breaker.success(kind)
 
     def _failed(self, tier: LowerTier, kind: OpKind, why: str) -> bool:
-        was_used = tier.breaker.closed()
-        if not tier.breaker.failure(kind):
+        breaker = tier.breaker_of(kind)
+        was_used = breaker.closed()
+        if not breaker.failure(kind):
             return False
-        tier.counts["breaker_opened"] += was_used
-        text = f"{kind.value}() keeps failing, lastly it {why}; first probe in "
-        seconds = f"{tier.breaker.cooldown:g} s"
-        self._outages[tier.name].begins(text + seconds, self._clock())
-        return was_used
+        tier.counts["breaker_opened"] += was_used and breaker is tier.breaker
+        next_try = f"next try in {breaker.cooldown:g} s"
+        text = f"{kind.value}() keeps failing, lastly it {why}; {next_try}"
+        self._outages_of(tier, kind).begins(text, self._clock())
+        return True
+
+    def _outages_of(self, tier: LowerTier, kind: OpKind) -> Outages:
+        return (self._store_outages if kind is OpKind.WRITE else self._outages)[tier.name]
 
 
 def _reason(op: Op) -> str:

@@ -187,6 +187,7 @@ class Hierarchy:
                     tier=tier,
                     workers=make_workers(tier, done, tier.config.threads),
                     breaker=Breaker(self._clock),
+                    store_breaker=Breaker(self._clock),
                     deadline=tier.config.deadline,
                     capacity=tier.usage().limit,
                     store_budget=max(1, int(cpu.arena.slots * _STORE_SHARE)) * tier.chunk_bytes,
@@ -419,13 +420,13 @@ class Hierarchy:
 
         More would wait in backlogs, and be lost there if their slots are needed first.
         """
-        rooms = [t.store_room() for t in self._lower if t.breaker.closed() and not t.backlog]
+        rooms = [t.store_room() for t in self._lower if t.takes_stores and not t.backlog]
         return min(self._residency.slots.unpinned, max(rooms, default=0))
 
     @owning
     def reachable(self) -> bool:
-        """Whether any lower tier may be asked."""
-        return any(tier.breaker.closed() for tier in self._lower)
+        """Whether any lower tier may be stored in."""
+        return any(tier.takes_stores for tier in self._lower)
 
     # Stores by the engine ---------------------------------------------------
 
@@ -577,7 +578,7 @@ class Hierarchy:
         if op.usage is not None:
             tier.used = op.usage.nbytes
         if self._health.judge(tier, op):
-            self._leave_alone(tier)
+            self._leave_alone(tier, op.kind)
         # What was asked in an earlier epoch, or is no longer waited for,
         # changes nothing any more; only its pins end here.
         if op.epoch == self._residency.epoch and not op.given_up:
@@ -611,21 +612,21 @@ class Hierarchy:
         if tier.cancel(op):
             self._residency.slots.unpin(op.slots)
         if self._health.too_late(tier, op.kind):
-            self._leave_alone(tier)
+            self._leave_alone(tier, op.kind)
 
     def _give_up(self, tier: LowerTier, op: Op) -> None:
         """Whoever waits for the op waits no longer."""
         op.given_up = True
         if op.epoch == self._residency.epoch:
             if op.kind is OpKind.READ:
-                self._promotion.give_up(tier, op)
+                self._promotion.give_up(op)
             elif op.kind is OpKind.CONTAINS:
                 self._lookups.answered(tier, op, [False] * len(op.keys))
 
-    def _leave_alone(self, tier: LowerTier) -> None:
+    def _leave_alone(self, tier: LowerTier, failed: OpKind) -> None:
         """The tier keeps failing: whoever waits for what it has not begun waits no longer."""
         self._spill.give_up(tier)
-        for op in tier.unbegun_for_requests():
+        for op in tier.unbegun_for_requests() if failed is not OpKind.WRITE else ():
             if tier.cancel(op):
                 self._give_up(tier, op)
                 self._residency.slots.unpin(op.slots)

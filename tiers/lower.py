@@ -35,6 +35,8 @@ class LowerTier:
         tier: the tier itself. Only its workers call it.
         workers: its threads.
         breaker: whether it may be asked at all.
+        store_breaker: whether it may be stored in too: a disk that is read-only, or a server
+            that takes no writes for now, serves what it has all the same.
         deadline: seconds for a call.
         capacity: bytes it may hold, None if unbounded.
         headroom: share of the capacity to keep free.
@@ -76,6 +78,7 @@ class LowerTier:
     tier: Tier
     workers: Workers
     breaker: Breaker
+    store_breaker: Breaker
     deadline: float
     capacity: int | None
     store_budget: int
@@ -118,6 +121,15 @@ class LowerTier:
     def most_hints(self) -> int:
         """Chunks that it can hold, and so that are worth remembering of it."""
         return _MOST_HINTS if self.capacity is None else self.capacity // self.chunk_bytes
+
+    def breaker_of(self, kind: OpKind) -> Breaker:
+        """The one that hears of such a call."""
+        return self.store_breaker if kind is OpKind.WRITE else self.breaker
+
+    @property
+    def takes_stores(self) -> bool:
+        """Whether stores may be submitted."""
+        return self.breaker.closed() and self.store_breaker.would_allow()
 
     @property
     def high(self) -> float:

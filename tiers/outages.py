@@ -1,4 +1,4 @@
-"""What the log says of a tier that is left alone, and of its return.
+"""What the log says of a tier that is left alone, or not stored in, and of its return.
 
 One line when it is left alone (why, and for how long at first), one when it is used again
 (after how long). A tier that flaps for hours would fill the log with such pairs, so after
@@ -19,11 +19,15 @@ class Outages:
     """Those of one tier. The hierarchy's thread only.
 
     Args:
+        begins: what to say when one begins, with a place for the name; the reason follows.
+        ends: and when it ends, with places for the name and for how long it took.
         name: of the tier.
 
     """
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, begins: str, ends: str, name: str) -> None:
+        self._begins = begins
+        self._ends = ends
         self._name = name
         self._since: float | None = None
         self._said = False
@@ -39,7 +43,7 @@ class Outages:
             return
         before = self._unsaid - 1
         logger.warning(
-            "The %s tier is left alone for now and probed again by itself: %s%s",
+            f"{self._begins}: %s%s",
             self._name,
             why,
             f" (and {before} times more since that was last said)" if before else "",
@@ -49,9 +53,5 @@ class Outages:
     def ends(self, now: float) -> None:
         """The tier answers again."""
         if self._said and self._since is not None:
-            logger.info(
-                "The %s tier answers again after %.0f s, and is used.",
-                self._name,
-                now - self._since,
-            )
+            logger.info(self._ends, self._name, now - self._since)
         self._since, self._said = None, False

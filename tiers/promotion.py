@@ -228,7 +228,7 @@ class Promotion:
         for request in served.values() if op.seconds > _LATE * expected else ():
             self.let_go(request)
 
-    def give_up(self, tier: LowerTier, op: Op) -> None:
+    def give_up(self, op: Op) -> None:
         """A read is overdue. Its slots stay pinned until the tier lets go of them."""
         for slot in op.slots:
             chunk = self._residency.slots.owner(slot)

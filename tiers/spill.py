@@ -41,7 +41,7 @@ class Spill:
         admitted = self._residency.policy.admit(run, tier.name)
         tier.counts["refused"] += len(run) - admitted
         lacking = [key for key in run.chunks[:admitted] if self._writable(tier, key) is not None]
-        if not tier.breaker.closed():
+        if not tier.breaker.closed() or (lacking and not tier.store_breaker.allows()):
             tier.counts["dropped"] += len(lacking)
             return
         tier.backlog.update((key, None) for key in lacking if isinstance(key, bytes))

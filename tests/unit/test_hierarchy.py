@@ -558,6 +558,54 @@ def test_a_tier_that_is_left_alone_costs_nothing() -> None:
     assert stack.counts()["disk"]["dropped"] == 3 * 8
 
 
+def test_a_tier_that_takes_no_stores_serves_what_it_has() -> None:
+    """As a disk does that is read-only, or a Redis that can't save."""
+    held = prefix("held", 3)
+    stack = stack_with(16, held)
+    stack.settle()
+    disk = stack.workers["disk"]
+    for number in range(5):
+        stack.store(prefix(f"p{number}", 1))
+        disk.end_writes(disk.of(OpKind.WRITE)[0], WriteOutcome.FAILED)
+        stack.h.tick()
+    assert stack.h.stats()[-1].breaker is BreakerState.CLOSED
+    assert stack.h.room() == 0
+    assert not stack.h.reachable()
+    before = disk.count(OpKind.WRITE)
+    stack.store(prefix("q", 2))
+    assert disk.count(OpKind.WRITE) == before
+    assert stack.h._lower[0].backlog == {}
+    stack.begin("r", held)
+    stack.settle()
+    assert stack.look("r", held) == [HIT] * 3
+
+
+def test_stores_are_tried_again_with_one_and_taken_up_once_it_goes_well() -> None:
+    stack = stack_with(16)
+    stack.settle()
+    disk = stack.workers["disk"]
+    for number in range(5):
+        stack.store(prefix(f"p{number}", 1))
+        disk.end_writes(disk.of(OpKind.WRITE)[0], WriteOutcome.FAILED)
+        stack.h.tick()
+    stack.clock.now += 1.0
+    assert stack.h.room() > 0
+    stack.store(prefix("try", 1))
+    stack.store(prefix("beside", 1))
+    (again,) = disk.of(OpKind.WRITE)
+    disk.end_writes(again, WriteOutcome.FAILED)
+    stack.h.tick()
+    stack.clock.now += 1.0
+    stack.store(prefix("too early", 1))
+    assert disk.of(OpKind.WRITE) == []
+    stack.clock.now += 1.0
+    stack.store(prefix("second", 1))
+    stack.settle()
+    stack.store(prefix("more", 2))
+    assert len(disk.of(OpKind.WRITE)) == 2
+    assert stack.counts()["disk"]["dropped"] == 2
+
+
 def test_what_a_tier_has_not_begun_is_a_miss_at_once_when_it_is_left_alone() -> None:
     runs = [prefix(name, 2) for name in "abcdef"]
     stack = stack_with(16, *runs)
@@ -608,7 +656,7 @@ def test_a_tier_that_flaps_is_in_the_log_once_in_a_while(
         break_down(stack)
         recover(stack)
     said = [r.getMessage() for r in caplog.records if r.name.endswith("outages")]
-    why = "contains() keeps failing, lastly it raised OSError; first probe in 1 s"
+    why = "contains() keeps failing, lastly it raised OSError; next try in 1 s"
     alone = f"The disk tier is left alone for now and probed again by itself: {why}"
     back = "The disk tier answers again after 30 s, and is used."
     assert said == [alone, back]
@@ -867,7 +915,7 @@ def test_a_backlog_is_dropped_when_the_breaker_opens() -> None:
     stack.store(prefix("p", 6))
     (tier,) = stack.h._lower
     for _ in range(4):
-        tier.breaker.failure(OpKind.WRITE)
+        tier.store_breaker.failure(OpKind.WRITE)
     disk.end_failed(disk.of(OpKind.WRITE)[0])
     stack.h.tick()
     assert tier.backlog == {}

@@ -102,6 +102,7 @@ class Machine(RuleBasedStateMachine):
         def checked(op: Op) -> None:
             if op.kind is not OpKind.SCAN:
                 assert tier.breaker.state is not BreakerState.OPEN, f"{op.kind} while open"
+                assert tier.breaker_of(op.kind).state is not BreakerState.OPEN
             submit(op)
 
         return checked
