@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 
 from kvtiers.policies.base import ChunkId, Policy, PolicyRequest, Run
-from kvtiers.policies.prefix_order import PrefixOrder
+from kvtiers.policies.prefix_order import Chains, PrefixOrder
 from kvtiers.policies.sharded import ShardedDict
 
 
@@ -150,14 +150,6 @@ class QuotaPolicy(Policy):
         return self.inner.favour(n_bytes)
 
 
-class _TenantOrder(PrefixOrder):
-    """Looks its chunks up where all tenants' are: a map of its own would take kilobytes."""
-
-    def __init__(self, rows: ShardedDict[ChunkId, int]) -> None:
-        super().__init__()
-        self._rows = rows
-
-
 class _Account:
     """What one tenant holds of one tier.
 
@@ -170,27 +162,26 @@ class _Account:
 
     __slots__ = ("holdings", "nbytes", "order", "tenant")
 
-    def __init__(self, tenant: str, rows: ShardedDict[ChunkId, int]) -> None:
+    def __init__(self, tenant: str, chains: Chains) -> None:
         self.tenant = tenant
         self.nbytes = 0
-        self.order = _TenantOrder(rows)
+        self.order = PrefixOrder(chains)
         self.holdings: dict[int, _Holding] = {}
-
-    def holding(self, nbytes: int) -> _Holding:
-        found = self.holdings.get(nbytes)
-        if found is None:
-            found = self.holdings[nbytes] = _Holding(self, nbytes)
-        return found
 
 
 class _Holding:
-    """Whose a chunk is, and how large."""
+    """Whose a chunk is, and how large.
 
-    __slots__ = ("account", "nbytes")
+    Chunks refer to it by its number, so that a million of them are nothing to the
+    garbage collector: see ``columns``.
+    """
 
-    def __init__(self, account: _Account, nbytes: int) -> None:
+    __slots__ = ("account", "nbytes", "number")
+
+    def __init__(self, account: _Account, nbytes: int, number: int) -> None:
         self.account = account
         self.nbytes = nbytes
+        self.number = number
 
 
 class _Ledger:
@@ -203,9 +194,11 @@ class _Ledger:
 
     def __init__(self, quota: int) -> None:
         self._quota = quota
-        self._holdings: ShardedDict[ChunkId, _Holding] = ShardedDict()
+        self._numbers: ShardedDict[ChunkId, int] = ShardedDict()
+        self._holdings: dict[int, _Holding] = {}
+        self._last_number = 0
         self._accounts: dict[str, _Account] = {}
-        self._rows: ShardedDict[ChunkId, int] = ShardedDict()
+        self._chains = Chains()
         # Accounts above the quota, the first to exceed it first.
         self._above: dict[str, _Account] = {}
         # Who the run admitted last belongs to, and its bytes that the tier does not hold.
@@ -224,9 +217,10 @@ class _Ledger:
 
     def remove(self, chunks: Sequence[ChunkId]) -> None:
         for chunk in chunks:
-            holding = self._holdings.get(chunk)
-            if holding is not None:
-                del self._holdings[chunk]
+            number = self._numbers.get(chunk)
+            if number is not None:
+                holding = self._holdings[number]
+                del self._numbers[chunk]
                 holding.account.order.discard(chunk)
                 self._add(holding.account, -holding.nbytes)
 
@@ -238,7 +232,7 @@ class _Ledger:
 
     def announce(self, run: Run) -> None:
         """The run comes next, unless something fails."""
-        missing = sum(chunk not in self._holdings for chunk in run.chunks) if run.tenant else 0
+        missing = sum(chunk not in self._numbers for chunk in run.chunks) if run.tenant else 0
         self._coming = (run.tenant, missing * run.chunk_bytes)
 
     def excess(self, with_coming: bool = False) -> Iterator[ChunkId]:
@@ -254,22 +248,30 @@ class _Ledger:
         beyond = account.nbytes + coming - self._quota
         chunks = iter(account.order)
         while beyond > 0 and (chunk := next(chunks, None)) is not None:
-            holding = self._holdings.get(chunk)
-            assert holding is not None
-            beyond -= holding.nbytes
+            number = self._numbers.get(chunk)
+            assert number is not None
+            beyond -= self._holdings[number].nbytes
             yield chunk
 
     def _charge(self, run: Run) -> _Account:
         account = self._accounts.get(run.tenant)
         if account is None:
-            account = self._accounts[run.tenant] = _Account(run.tenant, self._rows)
-        holding = account.holding(run.chunk_bytes)
-        new = [chunk for chunk in run.chunks if chunk not in self._holdings]
-        self._holdings.assign(new, holding)
-        self._add(account, len(new) * holding.nbytes)
+            account = self._accounts[run.tenant] = _Account(run.tenant, self._chains)
+        new = [chunk for chunk in run.chunks if chunk not in self._numbers]
+        self._numbers.assign(new, self._number(account, run.chunk_bytes))
+        self._add(account, len(new) * run.chunk_bytes)
         if self._coming[0] == run.tenant:
             self._coming = ("", 0)
         return account
+
+    def _number(self, account: _Account, nbytes: int) -> int:
+        """That of the holding for the account's chunks of this size."""
+        holding = account.holdings.get(nbytes)
+        if holding is None:
+            self._last_number += 1
+            holding = account.holdings[nbytes] = _Holding(account, nbytes, self._last_number)
+            self._holdings[holding.number] = holding
+        return holding.number
 
     def _add(self, account: _Account, nbytes: int) -> None:
         account.nbytes += nbytes
@@ -278,4 +280,6 @@ class _Ledger:
         else:
             self._above.pop(account.tenant, None)
         if not account.nbytes:
-            self._accounts.pop(account.tenant, None)
+            del self._accounts[account.tenant]
+            for holding in account.holdings.values():
+                del self._holdings[holding.number]
