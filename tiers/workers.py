@@ -23,6 +23,9 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
+# Seconds for a scan to notice that it is not wanted any more.
+_SCAN_GRACE = 0.5
+
 
 class OpKind(enum.Enum):
     """Which call of the tier an op stands for."""
@@ -125,6 +128,7 @@ class ThreadWorkers:
         self._patient: deque[Op] = deque()
         self._changed = threading.Condition()
         self._closing = False
+        self._scan: threading.Thread | None = None
         # Daemons: a call that hangs in the kernel must not keep the process alive.
         self._threads = [
             threading.Thread(
@@ -143,8 +147,9 @@ class ThreadWorkers:
         if op.kind is OpKind.SCAN:
             # Minutes on a large root: not on a thread that loads wait for.
             args = (self._tier, op, self._done, lambda: self._closing)
-            self._threads.append(threading.Thread(target=scan, args=args, daemon=True))
-            self._threads[-1].start()
+            name = f"kvtiers-{type(self._tier).__name__}-scan"
+            self._scan = threading.Thread(target=scan, args=args, name=name, daemon=True)
+            self._scan.start()
             return
         with self._changed:
             (self._urgent if op.kind in _URGENT else self._patient).append(op)
@@ -170,6 +175,9 @@ class ThreadWorkers:
         end = time.monotonic() + timeout
         for thread in self._threads:
             thread.join(max(0.0, end - time.monotonic()))
+        if self._scan is not None:
+            # It may be in a listing that takes minutes, and nobody waits for what it finds.
+            self._scan.join(min(_SCAN_GRACE, max(0.0, end - time.monotonic())))
 
     def _run(self, takes_stores: bool) -> None:
         while (op := self._next(takes_stores)) is not None:

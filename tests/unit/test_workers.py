@@ -253,6 +253,23 @@ def test_close_drops_what_is_queued_and_lets_running_calls_end(
     assert list(tier.chunks) == list(running.keys)
 
 
+def test_close_does_not_wait_for_a_scan(make_rig: Callable[..., Rig]) -> None:
+    class Endless(DictTier):
+        gate = threading.Event()
+
+        def scan(self) -> Iterator[Entry]:
+            assert self.gate.wait(60 * SOON)
+            return super().scan()
+
+    rig = make_rig(Endless(), 1)
+    rig.submit(Op(OpKind.SCAN))
+    closer = threading.Thread(target=rig.workers.close, args=(30 * SOON,), daemon=True)
+    closer.start()
+    closer.join(SOON)
+    assert not closer.is_alive(), "it would have had ten minutes"
+    Endless.gate.set()
+
+
 def test_close_does_not_wait_for_a_call_that_hangs(
     tier: GatedTier, make_rig: Callable[..., Rig]
 ) -> None:
