@@ -13,6 +13,7 @@ About 12 minutes on two cores with the default of 15 pairs.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import random
 import signal
@@ -114,7 +115,7 @@ def _measure(options: argparse.Namespace, model: Path, progress: Console) -> Ite
                 load = _load(servers[system], system, pair, shape, f"{seed}/{pair}")
                 say(
                     f"{pair + 1}/{options.pairs} {system}: {load.throughput:.0f} tokens/s, "
-                    f"P99 TTFT {p99(load.ttft_s):.3f} s"
+                    f"P99 TTFT {p99(load.ttft_s):.3f} s, {load.cpu_s:.1f} s of CPU"
                 )
                 _settle(folder)
                 # In the first round everything is used for the first time.
@@ -155,15 +156,27 @@ def _load(server: VllmServer, system: str, pair: int, shape: Shape, seed: str) -
     """All requests at once; the same prompts for the same seed."""
     draw = random.Random(seed)
     prompts = [draw.choices(_TOKENS, k=shape.prompt) for _ in range(shape.requests)]
-    begin = time.perf_counter()
+    begin, cpu_begin = time.perf_counter(), _cpu_seconds(server.pid)
     with ThreadPoolExecutor(shape.requests) as pool:
         answers = list(pool.map(lambda prompt: complete(server, prompt, shape.answer), prompts))
-    seconds = time.perf_counter() - begin
+    seconds, cpu_s = time.perf_counter() - begin, _cpu_seconds(server.pid) - cpu_begin
     found = sum(answer.cached_tokens for answer in answers)
     if found:
         raise ServerError(f"{system} found {found} tokens of prompts that nobody has seen before.")
     tokens = shape.requests * (shape.prompt + shape.answer)
-    return Load(system, pair, seconds, tokens, [answer.ttft_s for answer in answers])
+    return Load(system, pair, seconds, tokens, [answer.ttft_s for answer in answers], cpu_s)
+
+
+def _cpu_seconds(group: int) -> float:
+    """What the processes of a group have taken so far."""
+    ticks = 0
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            # From the third on; the second, a name, may hold anything.
+            fields = stat.read_text().rpartition(")")[2].split()
+            if int(fields[2]) == group:
+                ticks += int(fields[11]) + int(fields[12])
+    return ticks / os.sysconf("SC_CLK_TCK")
 
 
 def _settle(folder: Path, quiet: float = 1.0, timeout: float = 60.0) -> None:
@@ -177,14 +190,25 @@ def _settle(folder: Path, quiet: float = 1.0, timeout: float = 60.0) -> None:
             count, since = now, time.monotonic()
 
 
-def figures(record: PairedRecord) -> Iterator[tuple[str, Interval, Interval]]:
-    """Per system: its throughput and its P99 time to first token, over those without kvtiers."""
+@dataclass(frozen=True)
+class Figures:
+    """What a system has, over what the same server has without kvtiers."""
+
+    system: str
+    throughput: Interval
+    ttft: Interval
+    cpu: Interval
+
+
+def figures(record: PairedRecord) -> Iterator[Figures]:
+    """Throughput, P99 time to first token and CPU time of each system."""
     for system in (MISSES, AWAY):
         if record.of(system):
-            yield (
+            yield Figures(
                 system,
                 record.ratio(system, PLAIN, lambda load: load.throughput),
                 record.ratio(system, PLAIN, lambda load: p99(load.ttft_s)),
+                record.ratio(system, PLAIN, lambda load: load.cpu_s),
             )
 
 
@@ -195,16 +219,14 @@ def table(record: PairedRecord) -> Table:
         title="With kvtiers over without",
         caption=f"geometric mean of {pairs} pairs (95 % confidence interval, bootstrap)",
     )
-    for heading in ("system", "throughput", f"{BOUND:.0%}", "P99 TTFT", f"{BOUND:.0%}"):
-        grid.add_column(heading)
-    for system, throughput, ttft in figures(record):
-        grid.add_row(
-            system,
-            str(throughput),
-            throughput.within(1 - BOUND, above=True),
-            str(ttft),
-            ttft.within(1 + BOUND, above=False),
-        )
+    for heading in ("system", "", "ratio", f"within {BOUND:.0%}"):
+        grid.add_column(heading, no_wrap=True)
+    for found in figures(record):
+        kept = found.throughput.within(1 - BOUND, above=True)
+        grid.add_row(found.system, "throughput", str(found.throughput), kept)
+        kept = found.ttft.within(1 + BOUND, above=False)
+        grid.add_row("", "P99 TTFT", str(found.ttft), kept)
+        grid.add_row("", "CPU time", str(found.cpu), "")
     return grid
 
 

@@ -30,6 +30,7 @@ class Load:
         seconds: until the last answer was complete.
         tokens: of prompts and answers together.
         ttft_s: seconds to the first token, one per request.
+        cpu_s: CPU seconds that the server's processes took for it, 0 if nobody looked.
 
     """
 
@@ -38,6 +39,7 @@ class Load:
     seconds: float
     tokens: int
     ttft_s: Sequence[float]
+    cpu_s: float = 0.0
 
     @property
     def throughput(self) -> float:
@@ -77,6 +79,7 @@ class PairedRecord:
                 **asdict(load),
                 "seconds": round(load.seconds, 4),
                 "ttft_s": [round(seconds, 4) for seconds in load.ttft_s],
+                "cpu_s": round(load.cpu_s, 2),
             }
             for load in self.loads
         ]

@@ -139,15 +139,17 @@ def _overhead(record: PairedRecord) -> Iterator[str]:
     )
     lines = [
         (
-            _SYSTEMS[system],
-            str(throughput),
-            throughput.within(1 - overhead.BOUND, above=True),
-            str(ttft),
-            ttft.within(1 + overhead.BOUND, above=False),
+            _SYSTEMS[found.system],
+            str(found.throughput),
+            found.throughput.within(1 - overhead.BOUND, above=True),
+            str(found.ttft),
+            found.ttft.within(1 + overhead.BOUND, above=False),
+            str(found.cpu),
         )
-        for system, throughput, ttft in overhead.figures(record)
+        for found in overhead.figures(record)
     ]
-    yield _table(("with", "throughput", "bound", "P99 time to first token", "bound"), lines)
+    heads = ("with", "throughput", "bound", "P99 time to first token", "bound", "CPU time")
+    yield _table(heads, lines)
 
 
 def _verification(record: PairedRecord) -> Iterator[str]:

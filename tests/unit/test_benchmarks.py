@@ -144,16 +144,17 @@ def _pairs(system, base, ratios):
         seconds = 1.0 + pair
         for name, factor in ((base, 1.0), (system, ratio)):
             took = factor * seconds
-            loads.append(Load(name, pair, took, 1000, [took, took / 2]))
+            loads.append(Load(name, pair, took, 1000, [took, took / 2], took))
     return loads
 
 
 def test_of_a_pair_only_the_ratio_counts():
     record = PairedRecord(SETUP, _pairs(overhead.MISSES, PLAIN, [1.1] * 5))
-    ((system, throughput, ttft),) = overhead.figures(record)
-    assert system == overhead.MISSES
-    assert (throughput.low, throughput.high) == pytest.approx((1 / 1.1, 1 / 1.1))
-    assert (ttft.low, ttft.high) == pytest.approx((1.1, 1.1))
+    (found,) = overhead.figures(record)
+    assert found.system == overhead.MISSES
+    assert (found.throughput.low, found.throughput.high) == pytest.approx((1 / 1.1, 1 / 1.1))
+    for interval in (found.ttft, found.cpu):
+        assert (interval.low, interval.high) == pytest.approx((1.1, 1.1))
 
 
 def test_a_load_without_its_pair_counts_for_nothing():
