@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import signal
@@ -13,6 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import example_packages
+import processes
 
 _RUN = example_packages.EXAMPLES / "two_replicas" / "run.py"
 
@@ -35,18 +37,16 @@ def _running(folder: Path, *arguments: str) -> Iterator[subprocess.Popen[str]]:
         process.wait(120)
 
 
-def _left(folder: Path) -> list[str]:
-    """Command lines of living processes that name ``folder``, or have it in their environment."""
-    name, left = os.fsencode(folder), []
+def _left(session: int, folder: Path) -> list[str]:
+    """Command lines of living processes of the session, and of those started with ``folder``.
+
+    redis-server writes its title over its environment; vLLM has sessions of its own.
+    """
+    left = list(processes.of_session(session).values())
     for path in Path("/proc").glob("[0-9]*"):
-        try:
-            zombie = path.joinpath("stat").read_text().rpartition(")")[2].split()[0] in "ZX"
-            command = path.joinpath("cmdline").read_bytes()
-            started_here = name in command or name in path.joinpath("environ").read_bytes()
-        except OSError:
-            continue
-        if started_here and not zombie:
-            left.append(command.replace(b"\0", b" ").decode())
+        with contextlib.suppress(OSError):
+            if os.fsencode(folder) in path.joinpath("environ").read_bytes():
+                left.append(path.joinpath("cmdline").read_bytes().replace(b"\0", b" ").decode())
     return left
 
 
@@ -62,19 +62,19 @@ def test_each_replica_loads_what_the_other_computed(smollm2: Path, tmp_path: Pat
         ("2", "A", "loaded from redis", "2048"),
     ]
     assert list(tmp_path.iterdir()) == []
-    assert _left(tmp_path) == []
+    assert _left(process.pid, tmp_path) == []
 
 
 def test_an_interrupt_leaves_no_server_behind(llama: Path, tmp_path: Path) -> None:
     with _running(tmp_path, "--model", str(llama)) as process:
         deadline = time.monotonic() + 60
-        while not any("api_server" in command for command in _left(tmp_path)):
+        while not any("api_server" in command for command in _left(process.pid, tmp_path)):
             assert time.monotonic() < deadline, "no server was started"
             time.sleep(0.05)
-        assert any("redis-server" in command for command in _left(tmp_path))
+        assert any("redis-server" in command for command in _left(process.pid, tmp_path))
         # As a terminal does: to all of the group. vLLM has a group of its own.
         os.killpg(process.pid, signal.SIGINT)
         said, _ = process.communicate(timeout=120)
     assert process.returncode == 130, said
-    assert _left(tmp_path) == []
+    assert _left(process.pid, tmp_path) == []
     assert list(tmp_path.iterdir()) == []
