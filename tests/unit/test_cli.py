@@ -11,7 +11,7 @@ import types
 import pytest
 from kvtiers.tools import cli, config_report, model
 from kvtiers.tools.demo import Result, Step, shortfalls, summarise, table
-from kvtiers.tools.measure import COMPUTED, Answer, cached_by_source, main_source
+from kvtiers.tools.measure import COMPUTED, Answer, cached_by_source, main_source, tier_figure
 from kvtiers.tools.model import smollm2_path
 from kvtiers.tools.redis_server import RedisServer, RedisServerError
 from kvtiers.tools.server import ServerError, VllmServer
@@ -331,6 +331,20 @@ def test_the_source_is_the_one_whose_counter_grew_most():
     assert main_source(before, {"device": 256.0, "host": 8196.0}) == "host"
     assert main_source({}, {"disk": 1.0}) == "disk"
     assert main_source({}, {}) == COMPUTED
+
+
+OF_TIERS = """\
+vllm:kvtiers_tier_hits_total{engine="0",model_name="m",tier="fs"} 5.0
+vllm:kvtiers_tier_hits_total{engine="1",model_name="m",tier="fs"} 2.0
+vllm:kvtiers_tier_hits_total{engine="0",model_name="m",tier="fs2"} 100.0
+vllm:kvtiers_tier_hits_created{engine="0",model_name="m",tier="fs"} 1.7e9
+"""
+
+
+def test_a_figure_of_a_tier_is_that_of_all_engines_and_of_no_other_tier():
+    assert tier_figure(OF_TIERS, "hits_total", "fs") == 7.0
+    assert tier_figure(OF_TIERS, "hits_total", "redis") is None
+    assert tier_figure(OF_TIERS, "misses_total", "fs") is None
 
 
 # The server -----------------------------------------------------------------
