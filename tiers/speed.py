@@ -38,8 +38,9 @@ class Speed:
 
     @property
     def last(self) -> float:
-        """Seconds of the last call; 0 if there was none."""
-        return self._points[-1][1] if self._points else 0.0
+        """Seconds that the last call took for one of what is counted; 0 if there was none."""
+        amount, seconds = self._points[-1] if self._points else (1.0, 0.0)
+        return seconds / amount
 
     def seconds(self, amount: int) -> float:
         """Estimate for one call of that much; 0 before anything was measured."""

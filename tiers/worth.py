@@ -35,10 +35,9 @@ from kvtiers.tiers.requests import RequestState
 from kvtiers.tiers.residency import Residency
 from kvtiers.tiers.workers import Op, OpKind
 
-# How often a tier that is too slow is measured again, and how much of one thread's time
-# that may take.
+# How often a tier that is too slow is measured again, and how much of the time that takes.
 _MEASURE_SECONDS = 1.0
-_MEASURE_SHARE = 0.05
+_MEASURE_SHARE = 0.1
 
 
 class Prefill(Protocol):
@@ -148,7 +147,7 @@ class Worth:
     def to_measure(self) -> Iterator[list[bytes]]:
         """What to read for nobody, so that a slow tier is noticed to be quick again.
 
-        Seldom: once a second, and for a twentieth of one thread's time.
+        Seldom: once a second, and for a tenth of the time.
         """
         now = self._residency.clock()
         for name, keys in self._samples.items():
@@ -157,7 +156,8 @@ class Worth:
                 # What is read for others measures it as well.
                 continue
             # By its last read, so that one that was quick is soon followed by others.
-            pause = max(_MEASURE_SECONDS, tier.reads.last / _MEASURE_SHARE)
+            seconds = tier.reads.last * self._residency.chunk_bytes
+            pause = max(_MEASURE_SECONDS, seconds / _MEASURE_SHARE)
             if now >= self._measured_at.get(name, -math.inf) + pause:
                 self._measured_at[name] = now
                 yield keys[: tier.tier.config.threads]
