@@ -17,6 +17,8 @@ PLAIN = "plain"
 """vLLM without any connector."""
 UNVERIFIED = "kvtiers-unverified"
 """kvtiers with the verification of what it reads taken out, to see what it costs."""
+SLOWED = "kvtiers-slowed"
+"""kvtiers over tiers that take longer for each chunk."""
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from typing import Any
 from kvtiers.tools.server import VllmServer
 from redis import Redis
 
-from benchmarks.record import OURS, PLAIN, RIVAL, UNVERIFIED
+from benchmarks.record import OURS, PLAIN, RIVAL, SLOWED, UNVERIFIED
 
 BLOCK = 128
 """Tokens in a block, and in a chunk: vLLM's default on a CPU."""
@@ -139,6 +139,11 @@ def _unverified(where: Path | str, arena_bytes: int) -> dict[str, Any]:
     return {**_kvtiers(where, arena_bytes), "kv_connector_module_path": "benchmarks.unverified"}
 
 
+def _slowed(where: Path | str, arena_bytes: int) -> dict[str, Any]:
+    """kvtiers over a tier that is slow as ``benchmarks.slowed`` is told."""
+    return {**_kvtiers(where, arena_bytes), "kv_connector_module_path": "benchmarks.slowed"}
+
+
 def _vllm_tiering(folder: Path | str, arena_bytes: int) -> dict[str, Any]:
     extra = {
         "spec_name": "TieringOnCpuSpec",
@@ -153,6 +158,7 @@ _CONNECTORS: dict[str, Callable[[Path | str, int], dict[str, Any]]] = {
     OURS: _kvtiers,
     RIVAL: _vllm_tiering,
     UNVERIFIED: _unverified,
+    SLOWED: _slowed,
 }
 
 
