@@ -97,15 +97,15 @@ class Keeper:
         lease: Lease,
         inherited: Inherited,
         terms: Terms,
-        clock: Callable[[], float] = time.monotonic,
-        pace: Pace | None = None,
+        clock: Callable[[], float],
+        pace: Pace,
     ) -> None:
         assert terms.tier.capacity is not None
         self._layout = layout
         self._lease = lease
         self._terms = terms
         self._clock = clock
-        self._pace = pace or Pace()
+        self._pace = pace
         self._name = terms.tier.name
         self._policy = terms.make_policy([terms.tier], clock)
         self._books = KeeperLedger(terms.tier.capacity)
@@ -131,6 +131,11 @@ class Keeper:
         index = self._books.index
         return Usage(index.nbytes, index.chunks, self._books.capacity)
 
+    def owns(self, writer_id: str) -> None:
+        """The writer is one of this process: it asks itself, and is not thought dead."""
+        with self._books.lock:
+            self._writer(writer_id).own = True
+
     def grant(self, writer_id: str, announced: int, chunks: int, nbytes: int) -> int:
         """A writer of this process wants to announce so many chunks of that size.
 
@@ -149,7 +154,6 @@ class Keeper:
         """
         with self._books.lock:
             writer = self._writer(writer_id)
-            writer.own = True
             granted = self._books.grant(writer, announced, chunks, nbytes)
             if granted and writer.limit > writer.shown:
                 # The next holder must know, should this process be thought dead meanwhile.

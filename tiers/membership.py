@@ -151,6 +151,8 @@ class Member:
         """Whether this process holds the lease now, and with what."""
         with self._lock:
             self._keeper = keeper
+            if keeper is not None and self._log is not None:
+                keeper.owns(self._id)
             if keeper is None and self._log is not None:
                 # The rest of what was granted is in what the former holder published.
                 self._limit = max(self._limit, self._log.announced)
@@ -225,6 +227,8 @@ class Member:
         log = LogWriter(folder, self._owner.facts(), self._unit if self._stores else 0)
         log.append([])
         self._id, self._log, self._limit = writer_id, log, 0
+        if self._keeper is not None:
+            self._keeper.owns(writer_id)
         self._wake()
 
     def _append(self, records: list[Record]) -> None:

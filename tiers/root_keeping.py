@@ -18,6 +18,7 @@ from kvtiers.tiers.keeper import BEAT_SECONDS, Keeper, Terms
 from kvtiers.tiers.lease import PATIENCE, Inherited, Lease, LeaseLostError, Seen
 from kvtiers.tiers.membership import Member
 from kvtiers.tiers.owner import this_process
+from kvtiers.tiers.pace import Pace
 
 logger = logging.getLogger(__name__)
 
@@ -39,6 +40,7 @@ class RootKeeping:
         stores: False for an engine that only reads: it keeps no bound either.
         clock: seconds, monotonic.
         patience: seconds that a holder of the lease may be silent.
+        pace: what long loops rest by.
 
     """
 
@@ -50,10 +52,12 @@ class RootKeeping:
         stores: bool,
         clock: Callable[[], float] = time.monotonic,
         patience: float = PATIENCE,
+        pace: Pace | None = None,
     ) -> None:
         self._layout = layout
         self._terms = terms
         self._clock = clock
+        self._pace = pace or Pace()
         self._contends = stores and terms.tier.capacity is not None
         self._wake = threading.Event()
         self._stopping = threading.Event()
@@ -149,7 +153,7 @@ class RootKeeping:
         return self._keeper.round() or busy
 
     def _new_keeper(self, inherited: Inherited) -> Keeper:
-        return Keeper(self._layout, self._lease, inherited, self._terms, self._clock)
+        return Keeper(self._layout, self._lease, inherited, self._terms, self._clock, self._pace)
 
     def _serve(self, keeper: Keeper | None) -> None:
         if self._keeper is not None:

@@ -1,0 +1,182 @@
+"""Two engines at one root, one of them stopped or killed before each single call it makes."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from kvtiers.tiers.base import WriteOutcome
+from kvtiers.tiers.keeper import SILENT_SECONDS
+from kvtiers.tiers.lease import PATIENCE
+from root_kit import (
+    FILE,
+    Clock,
+    Engine,
+    before_call,
+    bytes_of,
+    files_of,
+    key,
+    run_killed,
+    settled,
+)
+
+CAPACITY = 16
+
+
+@pytest.fixture(autouse=True)
+def no_waiting_for_the_disk(monkeypatch):
+    """No power is lost here, and a few hundred snapshots are written."""
+    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
+
+
+AWAY = max(SILENT_SECONDS, PATIENCE) + 1
+
+
+class Pair:
+    """An engine that keeps the bound of a nearly full root, and another that stores there."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.clock = Clock()
+        self.holder = self.engine()
+        self.holder.step()
+        self.other = self.engine()
+        settled([self.other, self.holder])
+        self.holder.write(*(key(n) for n in range(4)))
+        settled([self.other, self.holder])
+        self.other.write(*(key(n, prompt=1) for n in range(2)))
+        settled([self.other, self.holder])
+        assert (self.holder.keeps, self.other.keeps) == (True, False)
+        assert len(files_of(root)) == 6
+
+    def engine(self) -> Engine:
+        return Engine(self.root, CAPACITY, self.clock)
+
+    def fill(self, engine: Engine, rounds: int = 7) -> None:
+        """The engine stores all it may, for so long that others are given up."""
+        for prompt in range(10, 10 + rounds):
+            self.clock.now += AWAY
+            engine.step()
+            engine.write(*(key(n, prompt=prompt) for n in range(3)))
+            self.check()
+
+    def check(self) -> None:
+        assert bytes_of(self.root) <= CAPACITY * FILE
+
+    def take_stock(self) -> None:
+        """Whoever keeps the bound counts every file, and has room for more."""
+        self.check()
+        late = self.engine()
+        self.fill(late)
+        late.step()
+        assert late.keeps
+        assert set(map(str, files_of(self.root))) <= late.counted()
+        assert late.write(key(0, prompt=99)) == [WriteOutcome.STORED]
+        late.step()
+        self.check()
+        assert [f.name for f in self.root.rglob("*.over")] == []
+
+
+def store(engine: Engine) -> Callable[[], object]:
+    return lambda: engine.write(*(key(n, prompt=2) for n in range(2)))
+
+
+def every_call(tmp_path: Path) -> Iterator[tuple[int, Pair]]:
+    """A fresh pair for each call before which somebody is stopped."""
+    for count in range(1, 400):
+        yield count, Pair(tmp_path / str(count))
+    pytest.fail("it never came to an end")
+
+
+ACTIONS = {
+    "a store of a replica": lambda pair: (pair.other, store(pair.other)),
+    "a store of the holder": lambda pair: (pair.holder, store(pair.holder)),
+    "a step of a replica": lambda pair: (pair.other, pair.other.step),
+    "a step of the holder": lambda pair: (pair.holder, pair.holder.step),
+    "an end of a replica": lambda pair: (pair.other, pair.other.close),
+    "an end of the holder": lambda pair: (pair.holder, pair.holder.close),
+}
+
+
+@pytest.fixture(params=ACTIONS.values(), ids=ACTIONS.keys())
+def action(request):
+    return request.param
+
+
+def busy(pair: Pair) -> None:
+    """So that a step has something to read, to evict, to grant and to write down."""
+    pair.holder.read(key(0), key(1))
+    pair.holder.write(key(0, prompt=3), key(1, prompt=3))
+    pair.other.read(key(0, prompt=1))
+    pair.holder.keeping._keeper._log_bytes = 1 << 30  # a snapshot is due
+
+
+def test_a_kill_before_any_call_leaves_no_file_uncounted(tmp_path, action):
+    for count, pair in every_call(tmp_path):
+        busy(pair)
+        killed, act = action(pair)
+        if not run_killed(act, count):
+            break
+        survivor = pair.other if killed is pair.holder else pair.holder
+        pair.check()
+        pair.fill(survivor)
+        pair.take_stock()
+
+
+@pytest.mark.parametrize("torn", [1, 2])
+def test_a_kill_in_the_middle_of_a_write_leaves_no_file_uncounted(tmp_path, action, torn):
+    pair = Pair(tmp_path / "root")
+    busy(pair)
+    killed, act = action(pair)
+    run_killed(act, torn, torn=True)
+    survivor = pair.other if killed is pair.holder else pair.holder
+    pair.fill(survivor)
+    pair.take_stock()
+
+
+def test_one_that_was_given_up_and_goes_on_cannot_break_the_bound(tmp_path, action):
+    for count, pair in every_call(tmp_path):
+        busy(pair)
+        stopped, act = action(pair)
+        rest = pair.other if stopped is pair.holder else pair.holder
+        passed = []
+
+        def meanwhile(pair=pair, rest=rest, passed=passed) -> None:
+            passed.append(1)
+            pair.fill(rest)
+
+        with before_call(count, meanwhile):
+            act()
+        pair.check()
+        if not passed:
+            break
+        for engine in (stopped, rest) * 2:
+            engine.step()
+            engine.write(*(key(n, prompt=5) for n in range(2)))
+            pair.check()
+        pair.take_stock()
+
+
+def test_two_keepers_at_once_are_harmless(tmp_path):
+    """The first is thought dead in the middle of an eviction, and finishes it."""
+    for count, pair in every_call(tmp_path):
+        pair.holder.write(key(0, prompt=3), key(1, prompt=3))
+        both = []
+
+        def meanwhile(pair=pair, both=both) -> None:
+            pair.clock.now += AWAY
+            for _ in range(4):
+                pair.clock.now += PATIENCE + 1
+                pair.other.step()
+            both.append(pair.holder.keeps and pair.other.keeps)
+
+        with before_call(count, meanwhile):
+            pair.holder.step()
+        if not both:
+            break
+        assert both == [True]
+        pair.holder.step()
+        assert not pair.holder.keeps or count == 1
+        pair.take_stock()
