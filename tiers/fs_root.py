@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import logging
 import os
+import stat
 import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -81,6 +82,7 @@ def prepare_root(root: Path, base: str, chunk_bytes: int) -> None:
             f"The filesystem tier cannot write in its 'path' {str(root)!r} ({error}). Give "
             f"this user the right to write there, or name another folder."
         ) from error
+    _warn_if_exposed(root)
     if free is None or free >= chunk_bytes:
         return
     if _holds_a_chunk(base):
@@ -132,6 +134,17 @@ def _free_after_trial(root: Path, base: str) -> int | None:
             return 0
         raise
     return _free_bytes(base)
+
+
+def _warn_if_exposed(root: Path) -> None:
+    """Tell of a root in which anybody could put another folder in place of ours."""
+    mode = root.stat().st_mode
+    if mode & stat.S_IWOTH and not mode & stat.S_ISVTX:
+        logger.warning(
+            "In the filesystem tier's 'path' %r everybody may write, so anybody on this machine "
+            "can plant KV there. Set its mode to 0700, or set 'encryption'.",
+            str(root),
+        )
 
 
 def _holds_a_chunk(base: str) -> bool:

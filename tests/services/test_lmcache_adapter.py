@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from encrypted_tiers import write_keys
 from kvtiers.connector import lmcache
 from lmcache_client import (
     PIECE,
@@ -33,11 +34,13 @@ def make() -> Iterator[Make]:
         yield start
 
 
-@pytest.fixture(params=["fs", "fsspec", "redis"])
+@pytest.fixture(params=["fs", "fsspec", "redis", "encrypted"])
 def tier(request: pytest.FixtureRequest, tmp_path: Path) -> dict[str, Any]:
     """One tier of each kind that outlives the server."""
     if request.param == "fs":
         return fs(tmp_path / "fs")
+    if request.param == "encrypted":
+        return fs(tmp_path / "fs", encryption=str(write_keys(tmp_path / "kv.keys")))
     if request.param == "fsspec":
         return {"type": "fs", "path": f"memory://{tmp_path}"}
     server: RedisServer = request.getfixturevalue("redis_server")
