@@ -21,6 +21,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from kvtiers.policies import Policy, PolicyRequest, Run
 from kvtiers.policies.lru import LruPolicy
+from kvtiers.policies.quota import QuotaPolicy
 from kvtiers.tiers import ChunkKey, Entry, Namespace, ReadOutcome, Tier, WriteOutcome
 from kvtiers.tiers.breaker import BreakerState
 from kvtiers.tiers.cpu import CpuTier
@@ -60,9 +61,9 @@ class Request:
 
 
 def chain(path: str, n: int, group: int) -> Run:
-    """Prompts share their first two chunks if their paths begin alike."""
+    """Prompts share their first two chunks, and their tenant, if their paths begin alike."""
     names = [f"{path[0] if i < 2 else path}{i}g{group}" for i in range(n)]
-    return Run(tuple(kit.key(name) for name in names), 0, kit.CHUNK, group)
+    return Run(tuple(kit.key(name) for name in names), 0, kit.CHUNK, group, tenant=path[0])
 
 
 class Machine(RuleBasedStateMachine):
@@ -71,6 +72,7 @@ class Machine(RuleBasedStateMachine):
     policy: type[Policy] = LruPolicy
     window: ClassVar[Mapping[int, int] | None] = None
     prefill: ClassVar[Prefill | None] = None
+    tenant_quota: ClassVar[int | None] = None
 
     def tiers(self, folder: Path) -> Mapping[str, Tier]:
         raise NotImplementedError
@@ -79,7 +81,14 @@ class Machine(RuleBasedStateMachine):
     def build(self) -> None:
         self.folder = tempfile.TemporaryDirectory()
         tiers = self.tiers(Path(self.folder.name))
-        self.stack = kit.Stack(SLOTS, tiers, self.policy, self.window, prefill=self.prefill)
+        self.stack = kit.Stack(
+            SLOTS,
+            tiers,
+            self.policy,
+            self.window,
+            prefill=self.prefill,
+            tenant_quota=self.tenant_quota,
+        )
         self.h = self.stack.h
         self.cpu = self.stack.cpu
         self.clock = self.stack.clock
@@ -418,6 +427,7 @@ class Machine(RuleBasedStateMachine):
         self.everybody_agrees_on_what_is_where()
         self.capacities_hold()
         self.waiting_is_bookkept()
+        self.tenants_are_bookkept()
 
     def ops(self) -> Iterable[Op]:
         for workers in self.stack.workers.values():
@@ -557,6 +567,20 @@ class Machine(RuleBasedStateMachine):
             assert chunk is not None
             assert chunk.state is State.PROMOTING, "waiters of what nobody reads"
 
+    def tenants_are_bookkept(self) -> None:
+        policy = self.h.policy
+        for name, ledger in policy._ledgers.items() if isinstance(policy, QuotaPolicy) else ():
+            owned = [k for part in ledger._numbers.parts() for k in part]
+            assert set(owned) <= set(policy.victims(name, 1)), "charged for what is not there"
+            holdings = [ledger._holdings[ledger._numbers.get(k)] for k in owned]
+            charged = Counter(holding.account.tenant for holding in holdings)
+            assert {t: n * kit.CHUNK for t, n in charged.items()} == {
+                tenant: account.nbytes for tenant, account in ledger._accounts.items()
+            }
+            for tenant, account in ledger._accounts.items():
+                assert set(account.order) <= set(owned)
+                assert (tenant in ledger._above) == (account.nbytes > ledger._quota)
+
     def teardown(self) -> None:
         if not hasattr(self, "h"):
             return
@@ -585,6 +609,11 @@ class Machine(RuleBasedStateMachine):
         assert not self.h._copies._loading
         assert self.h.pinned() == 0
         assert self.h.idle()
+        if isinstance(self.h.policy, QuotaPolicy):
+            # Nothing is pinned, and the policy was asked what is to go.
+            self.clock.now += 2.0
+            self.stack.settle()
+            assert not self.h.policy._ledgers["cpu"]._above, "a tenant is above its quota"
         for tier in self.h._lower:
             assert (tier.storing, tier.removing, len(tier.reading)) == (0, False, 0)
             assert not tier.ops
@@ -677,6 +706,16 @@ class Weighing(TwoTiers):
     prefill = Computer()
 
 
+class Tenants(FullDict):
+    """Each of the two tenants may have a part of each tier, less than a prompt of two groups."""
+
+    tenant_quota: ClassVar[int | None] = 4 * kit.CHUNK
+
+    def tiers(self, folder: Path) -> Mapping[str, Tier]:
+        tier = kit.DictTier(8 * kit.CHUNK, headroom=0.0, tenant_quota=3 * kit.CHUNK)
+        return {"dict": filled(tier, chain("aa", 5, 0))}
+
+
 def suite(machine: type[Machine], share: float = 1.0) -> Any:
     case = machine.TestCase
     case.settings = settings(
@@ -697,3 +736,4 @@ TestFiles = suite(Files, 0.5)
 TestSecondArena = suite(SecondArena, 0.5)
 TestTwoTiers = suite(TwoTiers)
 TestWeighing = suite(Weighing)
+TestTenants = suite(Tenants)
