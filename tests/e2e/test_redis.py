@@ -7,6 +7,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -63,6 +64,18 @@ class Scene:
             assert time.monotonic() < end, "Redis is there, and was not used again"
         assert self.state() is BreakerState.CLOSED
 
+    @contextmanager
+    def limited(self, policy: str, chunks: int) -> Iterator[None]:
+        """No memory beyond what is used now and that of so many more chunks."""
+        with self.server.client() as client:
+            room = chunks * self.engine.hierarchy.chunk_bytes
+            client.config_set("maxmemory-policy", policy)
+            client.config_set("maxmemory", client.info("memory")["used_memory"] + room)
+            try:
+                yield
+            finally:
+                client.config_set("maxmemory", 0)
+
     def stored(self) -> list[str]:
         with self.server.client() as client:
             return [name.decode() for name in client.keys("kvtiers:v1:*")]
@@ -83,7 +96,7 @@ class TestOneEngine:
             server.kill()
 
     def test_it_starts_without_redis_and_uses_it_once_it_is_there(self, scene: Scene) -> None:
-        assert scene.state() is BreakerState.OPEN
+        assert scene.state() is not BreakerState.CLOSED, "left alone, or being probed"
         assert scene.ask().cached == 0
         scene.server.start()
         scene.until_it_serves()
@@ -111,6 +124,27 @@ class TestOneEngine:
             assert scene.engine.counts("redis")["timeouts"] > before
         finally:
             scene.server.resume()
+        scene.until_it_serves()
+
+    def test_a_full_redis_refuses_what_is_new_and_costs_no_answer(self, scene: Scene) -> None:
+        scene.until_it_serves()
+        refused = scene.engine.counts("redis")["refused"]
+        with scene.limited("noeviction", chunks=0):
+            assert scene.ask(1).cached == 0
+            assert scene.engine.counts("redis")["refused"] >= refused + CHUNKS
+            assert scene.state() is BreakerState.CLOSED, "it answers"
+        scene.until_it_serves()
+
+    def test_a_redis_that_evicts_by_itself_costs_hits_and_no_answer(self, scene: Scene) -> None:
+        scene.until_it_serves()
+        failures = scene.engine.counts("redis")["failures"]
+        with scene.limited("allkeys-lru", chunks=2):
+            for number in (1, 0, 1, 0):
+                scene.ask(number)
+            with scene.server.client() as client:
+                assert client.info("stats")["evicted_keys"] > 0
+            assert scene.engine.counts("redis")["failures"] == failures
+            assert scene.state() is BreakerState.CLOSED
         scene.until_it_serves()
 
 
