@@ -173,8 +173,8 @@ class Policy(ABC):
         clock: seconds, monotonic. Virtual in the simulator: use no other clock.
         recompute_seconds: estimated time to prefill the chunks of a run if its
             prefix is there. With ``TierInfo.read_seconds`` it gives what a copy in
-            a tier is worth. A driver that does not measure its prefill rate, as the
-            vLLM connector of this release, leaves the default.
+            a tier is worth. The vLLM connector measures it, and says a second a chunk
+            before it has; drivers that can't measure it, such as LMCache's, always do.
 
     """
 

@@ -150,8 +150,8 @@ class TierConfig(BaseModel):
 
     Attributes:
         type: the tier's registered name.
-        deadline: seconds a load from this tier may take before the chunk counts
-            as a miss; above 0 and finite.
+        deadline: seconds a lookup in this tier, or a load from it, may take before
+            the chunk counts as a miss; above 0 and finite.
         threads: worker threads the hierarchy runs for this tier.
         headroom: share of its capacity that the hierarchy keeps free, 0 to below 1: it
             evicts when half of that is used, until all of it is free. Room for one

@@ -127,7 +127,7 @@ def test_a_description_is_the_fields_or_the_docstrings():
     told = descriptions(Described)
     assert told["first"] == told["second"] == "two that share a text."
     assert told["both"] == "this"
-    assert told["deadline"].startswith("seconds a load from this tier may take")
+    assert told["deadline"].startswith("seconds a lookup in this tier, or a load from it, may take")
     assert "More prose" not in str(told)
 
 
