@@ -175,4 +175,5 @@ def _described(name: str, tier: Tier) -> str:
     limit = tier.usage().limit
     path = getattr(tier.config, "path", None) or getattr(tier.config, "url", None)
     size = "without bound" if limit is None else format_bytes(limit)
-    return f"{name} {size}" + (f" in {path}" if path is not None else "")
+    secrecy = ", encrypted" if getattr(tier.config, "encryption", None) else ""
+    return f"{name} {size}" + (f" in {path}" if path is not None else "") + secrecy

@@ -10,7 +10,7 @@ from kvtiers.tiers import format as chunk_format
 from kvtiers.tiers.base import ALIGNMENT, ChunkKey, Tier, TierConfigError
 from kvtiers.tiers.buffers import aligned_buffer
 from kvtiers.tiers.encryption import AtRestConfig, keyring_of
-from kvtiers.tiers.format import Defect, Metadata
+from kvtiers.tiers.format import Defect
 from kvtiers.tiers.sealing import Sealing
 from kvtiers.tiers.unreadable import Unreadable
 
@@ -92,16 +92,6 @@ class AtRestTier(Tier):
         elif defect is None:
             self._unreadable.discard(key)
         return defect
-
-    def _is_ours(self, metadata: Metadata, key: ChunkKey) -> bool:
-        """Whether this engine could read a chunk of that name, by its metadata."""
-        if self._sealing is not None:
-            readable = self._sealing.readable(metadata) is None
-        else:
-            readable = metadata.codec == chunk_format.CODEC_NONE
-        if not readable:
-            self._unreadable.add(key, metadata.created)
-        return readable
 
     def _log_foreign(self, where: str, defect: Defect) -> None:
         self._log_once(

@@ -74,7 +74,7 @@ class RemoteFsTier(AtRestTier):
         check_capacity("filesystem", config.capacity, self.chunk_bytes)
         self._store, root = open_store(config, self.chunk_bytes)
         self._layout = RemoteLayout(root)
-        self._lookup = Lookup(self._store, self._layout, payload_bytes, self._is_ours)
+        self._lookup = Lookup(self._store, self._layout, payload_bytes)
         self._ledger = Ledger(config.capacity)
         self._namespaces = NamespaceBook(_RemoteFacts(self._store, self._layout))
         self._stuck = Stuck()
@@ -207,12 +207,10 @@ class RemoteFsTier(AtRestTier):
             if not self._namespaces.accepts(key.namespace, create=True):
                 return WriteOutcome.REFUSED
             with self._ledger.changing([name_of(key)], self._until()):
-                self._unreadable.discard(key)
-                if self._path(key) not in self._stuck and self._lookup.ask([key])[0]:
-                    return WriteOutcome.EXISTS
-                # Asking has remembered it, if that is what lies there.
-                if self._unreadable.must_leave(key):
-                    return WriteOutcome.TAKEN
+                replace = self._path(key) in self._stuck or self._unreadable.may_replace(key)
+                if not replace and self._lookup.ask([key])[0]:
+                    taken = self._unreadable.must_leave(key)
+                    return WriteOutcome.TAKEN if taken else WriteOutcome.EXISTS
                 return self._store_chunk(key, payload)
         except OSError as error:
             self._log_error("write", error)

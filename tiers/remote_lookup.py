@@ -8,7 +8,7 @@ whatever else the namespace holds; for a long one a sample tells which way is ch
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from kvtiers.tiers import format as chunk_format
 from kvtiers.tiers.base import ChunkKey
@@ -30,21 +30,13 @@ class Lookup:
         store: what to ask.
         layout: where chunks lie in it.
         payload_bytes: size of a chunk.
-        is_ours: whether a chunk of that name can be read here, by its metadata.
 
     """
 
-    def __init__(
-        self,
-        store: Store,
-        layout: RemoteLayout,
-        payload_bytes: int,
-        is_ours: Callable[[chunk_format.Metadata, ChunkKey], bool],
-    ) -> None:
+    def __init__(self, store: Store, layout: RemoteLayout, payload_bytes: int) -> None:
         self._store = store
         self._layout = layout
         self._payload_bytes = payload_bytes
-        self._is_ours = is_ours
         self._object_bytes = payload_bytes + chunk_format.METADATA_BYTES
 
     def find(self, keys: Sequence[ChunkKey]) -> list[bool]:
@@ -88,5 +80,4 @@ class Lookup:
             isinstance(found, chunk_format.Metadata)
             and (found.namespace, found.hash) == (key.namespace.id, key.hash)
             and found.payload_bytes == self._payload_bytes
-            and self._is_ours(found, key)
         )

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
+import xxhash
 
 pytest.register_assert_rewrite("kvtiers.tiers.conformance")
 
@@ -322,3 +323,46 @@ def test_a_chunk_cut_short_is_corrupt(place: Place, cut: int) -> None:
     write(us)
     place.put(KEY, place.get(KEY)[:cut])
     assert read(us) is ReadOutcome.CORRUPT
+
+
+# Every kind of damage, in every tier ------------------------------------------------
+
+AT = PAYLOAD_BYTES
+DAMAGE = {
+    "payload": lambda chunk: flip(chunk, 4711),
+    "magic": lambda chunk: flip(chunk, AT),
+    "version": lambda chunk: flip(chunk, AT + 8),
+    "codec": lambda chunk: reseal(flip(chunk, AT + 11)),
+    "length": lambda chunk: reseal(flip(chunk, AT + 25)),
+    "checksum": lambda chunk: reseal(flip(chunk, AT + 40)),
+    "hash": lambda chunk: reseal(flip(chunk, AT + 56)),
+    "namespace": lambda chunk: reseal(flip(chunk, AT + 120)),
+    "metadata": lambda chunk: flip(chunk, AT + 2000),
+    "seal": lambda chunk: flip(chunk, AT + METADATA_BYTES - 1),
+    "empty": lambda chunk: b"",
+}
+
+
+def flip(chunk: bytes, offset: int) -> bytes:
+    changed = bytearray(chunk)
+    changed[offset] ^= 1
+    return bytes(changed)
+
+
+def reseal(chunk: bytes) -> bytes:
+    """Make the metadata's own checksum right again: no accident, an attack."""
+    return chunk[:-16] + xxhash.xxh3_128_digest(chunk[AT:-16])
+
+
+@pytest.mark.parametrize("kind", DAMAGE)
+@pytest.mark.parametrize("keys", [[], [NEW]], ids=["clear", "encrypted"])
+def test_what_was_damaged_is_corrupt_once_and_out_of_the_way(
+    place: Place, keys: list[str], kind: str
+) -> None:
+    tier = place.tier(*keys)
+    write(tier)
+    place.put(KEY, DAMAGE[kind](place.get(KEY)))
+    assert read(tier) is ReadOutcome.CORRUPT
+    assert read(tier) is ReadOutcome.MISS
+    assert write(tier) is WriteOutcome.STORED
+    assert read(tier) is ReadOutcome.HIT

@@ -1,12 +1,13 @@
 """What is encrypted comes back, and nothing that was touched ever does."""
 
 import struct
+import sys
 
 import pytest
 import xxhash
 from hypothesis import example, given
 from hypothesis import strategies as st
-from kvtiers.tiers.base import ChunkKey, Namespace
+from kvtiers.tiers.base import ChunkKey, Namespace, TierConfigError
 from kvtiers.tiers.buffers import aligned_buffer
 from kvtiers.tiers.format import METADATA_BYTES, Defect, Metadata, misnamed, pack, unpack, verify
 from kvtiers.tiers.keyring import new_key, parse
@@ -175,3 +176,9 @@ def test_a_codec_set_back_to_clear_opens_nothing():
     struct.pack_into("<H", chunk, AT + 10, 0)
     struct.pack_into("<16s", chunk, AT + 40, xxhash.xxh3_128_digest(bytes(chunk[:AT])))
     assert opened(reseal(chunk)) is Defect.NOT_ENCRYPTED
+
+
+def test_without_the_package_the_extra_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "cryptography.hazmat.primitives.ciphers", None)
+    with pytest.raises(TierConfigError, match=r"pip install 'kvtiers\[encryption\]'"):
+        Sealing(parse(NEW, "k"))
