@@ -18,10 +18,10 @@ from kvtiers.tiers.lower import LowerTier
 from kvtiers.tiers.requests import RequestState
 from kvtiers.tiers.residency import CPU, Residency
 from kvtiers.tiers.workers import Op, OpKind
-from kvtiers.tiers.worth import Worth
+from kvtiers.tiers.worth import LATE, Worth
 
-# A read that took so many times as long as expected: what waits for others is weighed again.
-_LATE = 2.0
+# Who waits for slots is weighed again as often as this.
+_WEIGH_SECONDS = 0.02
 
 
 class Promotion:
@@ -131,7 +131,10 @@ class Promotion:
 
     def _promote(self, request: RequestState) -> bool:
         """Returns False if the request has to wait for slots."""
-        self.let_go(request)
+        now = self._residency.clock()
+        if now >= request.weigh_at:
+            request.weigh_at = now + _WEIGH_SECONDS
+            self.let_go(request)
         missing = self._hold_what_is_there(request)
         # What can never be in the arena together with the rest is not worth waiting for.
         most = self._residency.cpu.arena.slots - len(request.held)
@@ -225,7 +228,7 @@ class Promotion:
                     self._hold(request, chunk)
                     served[request.facts.request_id] = request
         expected = tier.reads.seconds(len(op.keys) * self._residency.chunk_bytes)
-        for request in served.values() if op.seconds > _LATE * expected else ():
+        for request in served.values() if op.seconds > LATE * expected else ():
             self.let_go(request)
 
     def give_up(self, op: Op) -> None:

@@ -33,6 +33,7 @@ class RequestState:
         considered: the engine has looked at it. Until then what is promoted for it is
             bounded by the prefetch window, and not held.
         postponed: some of it was not worth promoting before the engine looks.
+        weigh_at: when loading is weighed against computing again, while it waits for slots.
         deadline: when waiting ends, set by the first answer that was not final.
         expired: the deadline has passed; every chunk not in the arena is a miss.
         unanswered: key -> lower tiers that still owe an answer.
@@ -60,6 +61,7 @@ class RequestState:
     beyond_gpu: tuple[Run, ...] = ()
     considered: bool = False
     postponed: bool = False
+    weigh_at: float = 0.0
     deadline: float | None = None
     expired: bool = False
     unanswered: dict[bytes, int] = field(default_factory=dict)

@@ -33,8 +33,11 @@ from kvtiers.tiers.directory import Chunk, State
 from kvtiers.tiers.lower import LowerTier
 from kvtiers.tiers.requests import RequestState
 from kvtiers.tiers.residency import Residency
+from kvtiers.tiers.speed import Speed
 from kvtiers.tiers.workers import Op, OpKind
 
+# A call that took, or takes, so many times as long as expected makes us think again.
+LATE = 2.0
 # How often a tier that is too slow is measured again, and how much of the time that takes.
 _MEASURE_SECONDS = 1.0
 _MEASURE_SHARE = 0.1
@@ -241,11 +244,11 @@ class Worth:
         return [0, *changes, len(missing)]
 
     def _landing(self, missing: Sequence[Missing]) -> float:
-        """Seconds until these are in the arena; what was never measured takes no time."""
+        """Seconds until these are in the arena."""
         needs: dict[str, _Need] = {}
         for _, chunk in missing:
             tier = self._tier_of(chunk)
-            if tier is None or not tier.reads.known:
+            if tier is None:
                 continue
             need = needs.setdefault(tier.name, _Need())
             if chunk.state is State.PROMOTING:
@@ -267,29 +270,43 @@ class Worth:
     def _to_read(self, tier: LowerTier, chunks: int) -> float:
         """Seconds until so many more chunks were read, behind what the tier has to do."""
         size = self._residency.chunk_bytes
-        fresh = [tier.reads.seconds(len(part) * size) for part in tier.batches(range(chunks))]
-        return self._side_by_side(tier, [self._left(tier, op) for op in tier.ops] + fresh)
+        parts = tier.batches(range(chunks))
+        fresh = [_expected(tier.reads, len(part) * size) for part in parts]
+        busy = sum(self._left(tier, op) for op in tier.ops)
+        return self._side_by_side(tier, max(fresh, default=0.0), sum(fresh) + busy)
 
     def _after(self, tier: LowerTier, op: Op) -> float:
         """Seconds until an op under way has ended, and so all before it."""
-        before = [*takewhile(lambda other: other is not op, tier.ops), op]
-        return self._side_by_side(tier, [self._left(tier, other) for other in before])
+        before = takewhile(lambda other: other is not op, tier.ops)
+        busy = sum(self._left(tier, other) for other in before)
+        left = self._left(tier, op)
+        return self._side_by_side(tier, left, left + busy)
 
     @staticmethod
-    def _side_by_side(tier: LowerTier, times: Sequence[float]) -> float:
-        """On the tier's threads: no sooner than the longest, nor than all of it shared out."""
-        return max(max(times, default=0.0), sum(times) / tier.tier.config.threads)
+    def _side_by_side(tier: LowerTier, longest: float, work: float) -> float:
+        """On the tier's threads: no sooner than the longest, nor than all work shared out."""
+        return max(longest, work / tier.tier.config.threads)
 
     def _left(self, tier: LowerTier, op: Op) -> float:
-        """What an op still takes, going by what such ops took."""
+        """What an op still takes, going by what such ops took.
+
+        One that has run twice as long as that, or of which nobody knows, takes as long
+        again: it hangs for all we know, and its thread with it.
+        """
+        nbytes = len(op.keys) * self._residency.chunk_bytes
         if op.kind is OpKind.READ:
-            seconds = tier.reads.seconds(len(op.keys) * self._residency.chunk_bytes)
+            seconds = _expected(tier.reads, nbytes)
         elif op.kind is OpKind.CONTAINS:
-            seconds = tier.lookups.seconds(len(op.keys))
+            seconds = _expected(tier.lookups, len(op.keys))
         elif op.kind is OpKind.WRITE and op.started:
             # One that has not begun lets loads go first.
-            seconds = tier.writes.seconds(len(op.keys) * self._residency.chunk_bytes)
+            seconds = _expected(tier.writes, nbytes)
         else:
             return 0.0
         elapsed = self._residency.clock() - op.began if op.started else 0.0
-        return max(0.0, seconds - elapsed)
+        return max(0.0, seconds - elapsed) if elapsed <= LATE * seconds else elapsed
+
+
+def _expected(speed: Speed, amount: int) -> float:
+    """What a call should take; no time if that was never measured, so that it is tried."""
+    return speed.seconds(amount) if speed.known else 0.0

@@ -327,6 +327,34 @@ def test_a_tier_that_was_never_read_from_is_waited_for_as_long_as_computing_take
     assert sim.recomputed("disk") == 16 - loaded
 
 
+def test_after_one_request_nobody_waits_for_a_tier_that_hangs() -> None:
+    sim = Sim(Computer(), disk=(1e6, 0.0))
+    sim.tiers["disk"].put(RUN)
+    for k in RUN.chunks:
+        assert isinstance(k, bytes)
+        sim.h._residency.now_in(sim.h._lower[0], [sim.h._residency.directory.ensure(k)])
+    assert sim.ask(RUN)[1] == pytest.approx(3.2, abs=3 * STEP), "as long again as computing"
+    other = prefix("other", 16)
+    for k in other.chunks:
+        assert isinstance(k, bytes)
+        sim.h._residency.now_in(sim.h._lower[0], [sim.h._residency.directory.ensure(k)])
+    assert sim.ask(other)[1] == pytest.approx(1.6, abs=3 * STEP)
+
+
+def test_a_call_that_hangs_takes_its_thread_and_not_the_tier() -> None:
+    sim = sim_with(disk=QUICK)
+    disk = sim.stack.workers["disk"]
+    stuck = prefix("stuck", 1)
+    sim.known(disk=stuck)
+    sim.begin(stuck)
+    sim.h.tick()
+    (op,) = disk.of(OpKind.READ)
+    disk.begin(op)
+    disk.running.remove(op)
+    sim.stack.clock.now += 1.0
+    assert sim.ask(RUN)[0] == 16, "1.6 s to compute, half a second on the other thread"
+
+
 # A tier that was too slow ----------------------------------------------------
 
 
