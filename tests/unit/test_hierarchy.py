@@ -1331,13 +1331,15 @@ def test_close_lets_stores_end() -> None:
     assert {k.hash for k in tier.chunks} == set(run.chunks)
 
 
-def test_close_does_not_wait_for_a_tier_that_hangs() -> None:
+def test_close_does_not_wait_for_a_tier_that_hangs(caplog: pytest.LogCaptureFixture) -> None:
     tier = GatedTier()
     h, _ = threaded(tier, 16)
-    h.reserve("engine", [prefix("p", 1)])
-    h.stored([key("p0g0")])
+    run = prefix("p", 6)
+    h.reserve("engine", [run])
+    h.stored(list(run.chunks))
     h.close(0.0)
     assert tier.chunks == {}
+    assert "6 chunks had not reached the disk tier" in caplog.text
     tier.gate.set()
 
 
