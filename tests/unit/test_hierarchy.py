@@ -23,7 +23,6 @@ from hierarchy_kit import (
     DictTier,
     ManualWorkers,
     Stack,
-    key,
     prefix,
     truth,
 )
