@@ -33,7 +33,7 @@ from kvtiers.tiers.base import ChunkKey, Namespace, Usage
 from kvtiers.tiers.fs_layout import Layout
 from kvtiers.tiers.keeper_ledger import KeeperLedger, Writer
 from kvtiers.tiers.keeper_listing import Listed
-from kvtiers.tiers.lease import SNAPSHOT, Beat, Inherited, Lease
+from kvtiers.tiers.lease import SNAPSHOT, Beat, Inherited, Lease, LeaseView
 from kvtiers.tiers.log_files import OVER, LogReader, fence, segment_numbers, segment_path
 from kvtiers.tiers.owner import has_ended
 from kvtiers.tiers.pace import Pace
@@ -83,22 +83,25 @@ class Keeper:
 
     Args:
         layout: of the root.
-        lease: held.
+        lease: held, or looked at.
         inherited: what earlier holders left.
         terms: what to keep. The capacity is set.
         clock: seconds, monotonic.
         pace: what its long loops rest by.
+        rebuild: start from a listing of the root, though there is a snapshot.
 
     """
 
     def __init__(
         self,
         layout: Layout,
-        lease: Lease,
+        lease: Lease | LeaseView,
         inherited: Inherited,
         terms: Terms,
         clock: Callable[[], float],
         pace: Pace,
+        *,
+        rebuild: bool = False,
     ) -> None:
         assert terms.tier.capacity is not None
         self._layout = layout
@@ -110,7 +113,7 @@ class Keeper:
         self._policy = terms.make_policy([terms.tier], clock)
         self._books = KeeperLedger(terms.tier.capacity)
         self._limits = dict(inherited.limits)
-        self._snapshot = inherited.snapshot
+        self._from_snapshot = inherited.snapshot and not rebuild
         self._begun = False
         self._listing: Iterator[Listed] | None = None
         self._unheard: list[tuple[float, bytes]] = []
@@ -129,7 +132,11 @@ class Keeper:
     def usage(self) -> Usage:
         """What lies under the root, as far as is known. Waits for no lock."""
         index = self._books.index
-        return Usage(index.nbytes, index.chunks, self._books.capacity)
+        writers = list(self._books.writers.values())
+        # Its own log, too, is read only once in a while.
+        unread = sum(max(0, writer.limit - writer.seen) for writer in writers if writer.own)
+        chunks = index.chunks + unread // max(1, self._terms.unit)
+        return Usage(index.nbytes + unread, chunks, self._books.capacity)
 
     def owns(self, writer_id: str) -> None:
         """The writer is one of this process: it asks itself, and is not thought dead."""
@@ -170,6 +177,11 @@ class Keeper:
         """Whether there is something to evict."""
         return bool(self._short) or self._excess() > 0
 
+    @property
+    def knows_all(self) -> bool:
+        """Whether all that lies under the root is counted."""
+        return self._books.open
+
     # A round --------------------------------------------------------------------
 
     def round(self) -> bool:
@@ -193,6 +205,23 @@ class Keeper:
         self._sweep_if_due()
         return busy or not self._books.open
 
+    def preview(self) -> tuple[int, int]:
+        """Chunks and bytes that would be evicted now; changes nothing.
+
+        For a keeper whose lease publishes nothing, instead of ``round``.
+        """
+        self._begin()
+        while not self._books.open:
+            self._fold()
+            self._list_some()
+        excess, chunks, nbytes = self._excess(), 0, 0
+        for chunk in self._policy.victims(self._name, excess):
+            if nbytes >= excess:
+                break
+            if isinstance(chunk, bytes) and self._removable(chunk):
+                chunks, nbytes = chunks + 1, nbytes + self._facts(chunk).nbytes
+        return chunks, nbytes
+
     def resign(self) -> None:
         """Leave the lease to others at once. Raises LeaseLostError, or OSError."""
         self._lease.check()
@@ -209,7 +238,9 @@ class Keeper:
         # Before the index is loaded: contenders wait for a sign of life.
         self._publish()
         self._lease.forget_earlier()
-        found = keeper_snapshot.read(f"{self._lease.folder}/{SNAPSHOT}", self._breathe)
+        found = None
+        if self._from_snapshot:
+            found = keeper_snapshot.read(f"{self._lease.folder}/{SNAPSHOT}", self._breathe)
         if found is None:
             self._listing = keeper_listing.folders(self._layout)
         else:
@@ -469,7 +500,8 @@ class Keeper:
         self._listed_at = self._clock()
         first, self._books.open = not self._books.open, True
         if first:
-            self._save()
+            # The next holder needs not list it again.
+            self._log_bytes = max(self._log_bytes, _SNAPSHOT_LOG_BYTES)
 
     # Eviction -----------------------------------------------------------------------
 

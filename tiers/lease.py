@@ -196,6 +196,10 @@ class Lease:
             if over and number < self._held:
                 shutil.rmtree(self._of(number) + OVER, ignore_errors=True)
 
+    def left_alone(self) -> LeaseView:
+        """The latest generation as somebody sees it who changes nothing."""
+        return LeaseView(self._of(self.look().generation))
+
     def _of(self, generation: int) -> str:
         return f"{self._folder}/{generation:012d}"
 
@@ -215,6 +219,27 @@ class Lease:
                 return Beat(**json.loads(file.read(_MOST_BYTES)))
         except (FileNotFoundError, ValueError, TypeError):
             return None
+
+
+class LeaseView:
+    """In the place of a lease, for a keeper that only looks.
+
+    Args:
+        folder: of the generation to look at.
+
+    """
+
+    def __init__(self, folder: str) -> None:
+        self.folder = folder
+
+    def check(self) -> None:
+        """See ``Lease.check``. There is nothing to lose."""
+
+    def publish(self, beat: Beat) -> None:
+        """See ``Lease.publish``. Nobody is told."""
+
+    def forget_earlier(self) -> None:
+        """See ``Lease.forget_earlier``. Nothing is deleted."""
 
 
 def _private(path: str, flags: int) -> int:

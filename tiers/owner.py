@@ -56,6 +56,15 @@ def has_ended(facts: Mapping[str, Any]) -> bool:
     return isinstance(pid, int) and _started(pid) != facts.get("started")
 
 
+def is_alive(facts: Mapping[str, Any]) -> bool:
+    """Whether it is certain that the process of which these are the facts still runs."""
+    boot, pids = _here()
+    if not boot or not pids or (facts.get("boot"), facts.get("pids")) != (boot, pids):
+        return False
+    pid = facts.get("pid")
+    return isinstance(pid, int) and _started(pid) == facts.get("started")
+
+
 @cache
 def _here() -> tuple[str, str]:
     try:

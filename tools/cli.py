@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import NoReturn
 
 from kvtiers.connector.config_errors import ConfigError, did_you_mean
-from kvtiers.tools import config_report, demo, keygen, listing, verify
+from kvtiers.tools import collect, config_report, demo, keygen, listing, verify
 
 
 class _Parser(argparse.ArgumentParser):
@@ -107,6 +107,17 @@ def _parser() -> argparse.ArgumentParser:
     )
     verify.add_arguments(check)
     check.set_defaults(run=verify.run, parser=check)
+
+    gc = commands.add_parser(
+        "gc",
+        help="bring a folder of chunks under its bound",
+        description="Deletes from a folder what its bound has no room for, in the order that the "
+        "engines' own records give, and temporary files that dead writers left. Safe beside "
+        "running engines: where one of them keeps the bound, it says which and leaves it to that.",
+        allow_abbrev=False,
+    )
+    collect.add_arguments(gc)
+    gc.set_defaults(run=collect.run, parser=gc)
 
     key = commands.add_parser(
         "keygen",

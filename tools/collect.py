@@ -1,0 +1,271 @@
+"""``kvtiers gc``: brings folders of chunks under their bound, where no engine does so."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from kvtiers.connector.config import load
+from kvtiers.connector.config_errors import ConfigError, did_you_mean, shown
+from kvtiers.connector.config_specs import PolicySpec
+from kvtiers.connector.sizes import Capacity, file_system_bytes, format_bytes
+from kvtiers.policies import POLICIES, TierInfo
+from kvtiers.tiers import keeper_listing
+from kvtiers.tiers.base import TierConfig
+from kvtiers.tiers.fs import FsTier
+from kvtiers.tiers.fs_layout import Layout, refuse_link
+from kvtiers.tiers.keeper import Keeper, Terms
+from kvtiers.tiers.lease import PATIENCE, Beat, Inherited, Lease, LeaseLostError, Seen
+from kvtiers.tiers.owner import is_alive, this_process
+from kvtiers.tiers.pace import Pace
+from kvtiers.tiers.remote_url import is_remote, without_local_scheme
+from kvtiers.tools.places import PlaceError
+
+_LOOK_SECONDS = 0.5
+_DEFAULT_POLICY = "lru"
+
+
+@dataclass(frozen=True)
+class Root:
+    """A folder to bring under its bound.
+
+    Attributes:
+        path: of the fs tier.
+        name: of the tier, for its policy.
+        capacity: as written, None to go by what engines said last.
+        headroom: share of the capacity that an eviction makes free.
+        policy: says what goes first.
+
+    """
+
+    path: Path
+    name: str
+    capacity: Capacity | None
+    headroom: float
+    policy: PolicySpec
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of ``kvtiers gc``."""
+    parser.add_argument(
+        "path", metavar="PATH", nargs="?", help="the 'path' of an fs tier that is a folder"
+    )
+    parser.add_argument(
+        "--config", metavar="FILE", help="take the fs tiers, and the policy, of a configuration"
+    )
+    parser.add_argument(
+        "--capacity",
+        metavar="SIZE",
+        help="the bound, such as 100GB or 50%% (default: that of the configuration, or of the "
+        "engines that used the folder last)",
+    )
+    parser.add_argument(
+        "--policy",
+        metavar="NAME",
+        help="the order of eviction (default: the configuration's, or lru)",
+    )
+    parser.add_argument(
+        "--dry-run", action="store_true", help="say what would go, and change nothing"
+    )
+    parser.add_argument(
+        "--rebuild",
+        action="store_true",
+        help="list the whole folder, and not only read what engines recorded",
+    )
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Collect every folder that is named.
+
+    Raises:
+        ConfigError: what was written can't work.
+
+    """
+    status = 0
+    try:
+        for root in _roots(arguments):
+            try:
+                print(_collected(root, arguments))
+            except OSError as error:
+                print(f"kvtiers: {root.path} could not be collected: {error}.", file=sys.stderr)
+                status = 1
+    except PlaceError as error:
+        print(f"kvtiers: {error}", file=sys.stderr)
+        status = 1
+    return status
+
+
+def _collected(root: Root, arguments: argparse.Namespace) -> str:
+    """Do it, and say what was done."""
+    layout = Layout(root.path)
+    if not os.path.isdir(layout.base):
+        raise PlaceError(
+            f"{root.path} has no folder 'v1', so no fs tier has stored anything there. Name the "
+            "tier's 'path' itself."
+        )
+    refuse_link(layout.keeping)
+    lease = Lease(f"{layout.keeping}/lease", this_process().facts(), time.monotonic)
+    seen = lease.look()
+    terms = _terms(root, seen)
+    if arguments.dry_run:
+        return _previewed(root, terms, layout, lease, arguments.rebuild)
+    waits = False
+    while not lease.is_free():
+        now = lease.look()
+        if now.beat is not None and _lives(seen, now):
+            keeper_listing.sweep(layout)
+            return _kept_by(root, now.beat)
+        if not waits:
+            _say_whom_for(root, now)
+            waits = True
+        time.sleep(_LOOK_SECONDS)
+    inherited = lease.take()
+    if inherited is None:
+        return f"{root.path}: another process has just begun to keep its bound. Nothing to do."
+    keeper = Keeper(
+        layout, lease, inherited, terms, time.monotonic, Pace(1.0), rebuild=arguments.rebuild
+    )
+    return _brought_under(root, keeper)
+
+
+def _say_whom_for(root: Root, seen: Seen) -> None:
+    owner = seen.beat.owner if seen.beat is not None else {}
+    print(
+        f"kvtiers: {root.path} was kept by process {owner.get('pid')} on {owner.get('host')}. "
+        f"Waiting up to {PATIENCE:g} s for a sign of life.",
+        file=sys.stderr,
+    )
+
+
+def _lives(before: Seen, now: Seen) -> bool:
+    """Whether the holder is seen to live: it published anew, or is a process of this host."""
+    if now.beat is None or now.beat.resigned:
+        return False
+    return (before.beat is not None and now != before) or is_alive(now.beat.owner)
+
+
+def _brought_under(root: Root, keeper: Keeper) -> str:
+    try:
+        keeper.round()
+        while not keeper.knows_all:
+            keeper.round()
+        before = None
+        while keeper.usage() != before and keeper.is_crowded():
+            before = keeper.usage()
+            keeper.round()
+        after, evicted = keeper.usage(), keeper.evicted
+        keeper.resign()
+    except LeaseLostError:
+        return f"{root.path}: another process keeps its bound now. {keeper.evicted} chunks evicted."
+    assert after.limit is not None
+    text = f"{_sized(after.chunks, after.nbytes)} of {format_bytes(after.limit)}"
+    return f"{root.path}: {evicted} chunks evicted; it holds {text}."
+
+
+def _previewed(root: Root, terms: Terms, layout: Layout, lease: Lease, rebuild: bool) -> str:
+    found = Inherited({}, snapshot=True)
+    if not os.path.isdir(layout.keeping):
+        found = Inherited({}, snapshot=False)
+    keeper = Keeper(
+        layout, lease.left_alone(), found, terms, time.monotonic, Pace(1.0), rebuild=rebuild
+    )
+    chunks, nbytes = keeper.preview()
+    usage = keeper.usage()
+    return (
+        f"{root.path}: it holds {_sized(usage.chunks, usage.nbytes)} of "
+        f"{format_bytes(usage.limit or 0)}; {_sized(chunks, nbytes)} would be evicted."
+    )
+
+
+def _kept_by(root: Root, beat: Beat) -> str:
+    return (
+        f"{root.path}: process {beat.owner.get('pid')} on {beat.owner.get('host')} keeps its bound "
+        f"of {format_bytes(beat.capacity)}, and it holds {_sized(beat.chunks, beat.nbytes)}. Only "
+        "temporary files of writers that died were swept."
+    )
+
+
+def _sized(chunks: int, nbytes: int) -> str:
+    return f"{chunks} chunks, {format_bytes(nbytes)}"
+
+
+def _terms(root: Root, seen: Seen) -> Terms:
+    capacity = seen.beat.capacity if root.capacity is None and seen.beat is not None else 0
+    if root.capacity is not None:
+        whole = file_system_bytes(str(root.path)) if root.capacity.share is not None else 0
+        capacity = root.capacity.resolve(whole)
+    if not capacity:
+        raise ConfigError(
+            [
+                f"{root.path} is used without a bound, as far as is known. Say how much may lie "
+                "there with --capacity, such as --capacity 100GB."
+            ]
+        )
+    info = TierInfo(root.name, capacity, shared=True, persistent=True)
+    return Terms(info, root.headroom, 0, root.policy.make)
+
+
+def _roots(arguments: argparse.Namespace) -> list[Root]:
+    if bool(arguments.path) == bool(arguments.config):
+        raise ConfigError(["Name a folder, or a file with --config, and not both."])
+    capacity = _capacity(arguments.capacity)
+    policy = None if arguments.policy is None else _policy(arguments.policy)
+    if arguments.path:
+        headroom: float = TierConfig.model_fields["headroom"].default
+        folder = _folder(arguments.path)
+        return [Root(folder, "fs", capacity, headroom, policy or _policy(_DEFAULT_POLICY))]
+    return _configured(arguments.config, capacity, policy)
+
+
+def _configured(file: str, capacity: Capacity | None, policy: PolicySpec | None) -> list[Root]:
+    config = load({"config": file}, os.environ, "--config").config
+    roots = [
+        Root(
+            _folder(str(tier.options.path)),
+            tier.name,
+            capacity or tier.capacity,
+            tier.options.headroom,
+            policy or config.policy,
+        )
+        for tier in config.tiers
+        if isinstance(tier.options, FsTier.Config)
+    ]
+    if not roots:
+        raise ConfigError([f"{file} has no fs tier whose 'path' is a folder."])
+    return roots
+
+
+def _folder(path: str) -> Path:
+    if is_remote(path):
+        raise ConfigError(
+            [
+                f"{path} is a URL, whose bound is kept by each engine that uses it. Name the "
+                "'path' of an fs tier that is a folder."
+            ]
+        )
+    folder = Path(str(without_local_scheme(path))).expanduser()
+    if not folder.is_dir():
+        raise PlaceError(f"{folder} is no folder. Name the 'path' of an fs tier.")
+    return folder
+
+
+def _capacity(written: str | None) -> Capacity | None:
+    if written is None:
+        return None
+    try:
+        return Capacity.parse(written)
+    except ValueError as error:
+        raise ConfigError([f"--capacity is {shown(written)}: {error}."]) from error
+
+
+def _policy(name: str) -> PolicySpec:
+    if name not in POLICIES.names():
+        known = ", ".join(POLICIES.names())
+        raise ConfigError(
+            [f"--policy is '{name}'.{did_you_mean(name, POLICIES.names())} Known: {known}."]
+        )
+    return PolicySpec(type=name, options=POLICIES.get(name).Config())
