@@ -271,6 +271,14 @@ def test_a_hit_is_not_evicted_between_the_look_and_the_load() -> None:
     assert -1 not in stack.load("r", held)
 
 
+def test_whoever_calls_the_hierarchy_owns_it_meanwhile() -> None:
+    """Each public method takes the lock: one that did not would meet the thread half-way."""
+    public = {name: m for name, m in vars(Hierarchy).items() if not name.startswith("_")}
+    unlocked = {n for n, m in public.items() if callable(m) and not hasattr(m, "__wrapped__")}
+    # ``memory`` changes nothing, and ``close`` first ends the thread, which waits for the lock.
+    assert unlocked == {"memory", "close"}
+
+
 def test_close_ends_the_thread(make: Callable[..., Scene]) -> None:
     scene = make(DictTier())
     thread = scene.thread._thread
