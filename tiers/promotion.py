@@ -244,9 +244,8 @@ class Promotion:
         self._residency.drop((chunk,))
 
     def _failed(self, tier: LowerTier, chunk: Chunk, outcome: ReadOutcome) -> None:
-        if outcome is ReadOutcome.CORRUPT:
-            tier.counts["corrupt"] += 1
-        tier.counts["unreadable"] += outcome is ReadOutcome.UNREADABLE
+        if outcome in (ReadOutcome.CORRUPT, ReadOutcome.UNREADABLE):
+            tier.counts[outcome.value] += 1
         # Somebody else removes chunks there.
         tier.stale |= outcome is ReadOutcome.MISS
         # Also what could not be read. If it is there a lookup finds it, and if the tier has

@@ -18,7 +18,7 @@ from typing import Any
 from kvtiers.tiers.base import ChunkKey, Namespace
 from kvtiers.tiers.encryption import AtRestConfig
 from kvtiers.tiers.examine import Content
-from kvtiers.tiers.fs_layout import Layout, hash_of, is_chunk_folder
+from kvtiers.tiers.fs_layout import KEEPING, Layout, hash_of, is_chunk_folder
 from kvtiers.tiers.fs_namespace import MOST_BYTES, LocalFacts, facts_of
 from kvtiers.tiers.remote_config import RemoteFsConfig
 from kvtiers.tiers.remote_layout import RemoteLayout
@@ -105,6 +105,8 @@ class Folder(Place):
     def chunks(self) -> Iterator[Lying]:
         """See ``Place.chunks``. A folder at a time is in memory."""
         for namespace in _folders(self._layout.base):
+            if namespace.name == KEEPING:
+                continue
             for folder in _folders(namespace.path):
                 if is_chunk_folder(folder.name):
                     yield from self._chunks(Namespace(namespace.name), folder)

@@ -430,6 +430,36 @@ def test_a_corrupt_chunk_is_a_miss_and_forgotten() -> None:
     assert disk.of(OpKind.CONTAINS)[0].keys == [ChunkKey(FIRST, run.chunks[0])], "asked anew"
 
 
+def test_a_chunk_of_other_keys_is_a_miss_and_no_reason_to_look_through_the_tier() -> None:
+    run = prefix("p", 2)
+    stack = stack_with(4, run)
+    stack.settle()
+    disk = stack.workers["disk"]
+    [lower] = stack.h._lower
+    stack.begin("r", run)
+    stack.h.tick()
+    theirs, ours = disk.of(OpKind.READ)
+    scans = disk.count(OpKind.SCAN)
+    disk.end_reads(theirs, ReadOutcome.UNREADABLE)
+    disk.end(ours)
+    stack.h.tick()
+    assert stack.look("r", run) == [MISS, HIT]
+    counts = stack.counts()["disk"]
+    assert counts["unreadable"] == 1
+    assert not counts.keys() & {"corrupt", "failures"}
+    assert not lower.stale, "nobody removed anything"
+    stack.store(run)
+    [write] = disk.of(OpKind.WRITE)
+    disk.begin(write)
+    disk.end_writes(write, WriteOutcome.TAKEN)
+    stack.settle()
+    assert stack.counts()["disk"]["refused"] == 1
+    assert lower.refused == 0, "no room is made, as it would not help"
+    assert disk.count(OpKind.SCAN) == scans
+    there = [stack.h._residency.get(k).where & lower.bit for k in run.chunks]
+    assert [bool(bit) for bit in there] == [False, True]
+
+
 def test_what_could_not_be_read_is_asked_for_again_and_stored_anew() -> None:
     """Or a file that can't be read would stay for ever: nobody would write it again."""
     run = prefix("p", 2)
@@ -1125,10 +1155,10 @@ def test_a_large_scan_is_taken_in_over_many_steps() -> None:
     stack = stack_with(4, prefix("p", 2000))
     stack.workers["disk"].run()
     known = []
-    for _ in range(6):
+    for _ in range(10):
         known.append(len(stack.h._residency.directory))
         stack.h.tick()
-    assert known == [0, 512, 1024, 1536, 2000, 2000]
+    assert known == [*range(0, 2000, 256), 2000, 2000]
     assert stack.h.idle()
 
 
