@@ -45,11 +45,16 @@ class QuotaPolicy(Policy):
 
     def setup(self) -> None:
         """A ledger per tier with a quota."""
+        quotas = [tier.tenant_quota for tier in self.tiers]
         self._ledgers = {
-            tier.name: _Ledger(tier.tenant_quota)
-            for tier in self.tiers
-            if tier.tenant_quota is not None
+            tier.name: _Ledger(quota)
+            for tier, quota in zip(self.tiers, quotas, strict=True)
+            if quota is not None
         }
+        # Whatever goes to a farther tier comes through the first one.
+        first = self._ledgers.get(self.tiers[0].name) if self.tiers else None
+        if first is not None:
+            first.reach = None if None in quotas else max(quotas, key=lambda quota: quota or 0)
 
     # What happens -----------------------------------------------------------
 
@@ -118,8 +123,9 @@ class QuotaPolicy(Policy):
     def admit(self, run: Run, tier: str) -> int:
         """No chunk that needs more chunks before it than its tenant's quota holds.
 
-        A tenant that has used up its quota is not turned away: what comes takes the place
-        of its own coldest chunks.
+        Into the first tier none that needs more than any tier's quota holds. A tenant that
+        has used up its quota is not turned away: what comes takes the place of its own
+        coldest chunks.
         """
         ledger = self._ledgers.get(tier)
         if ledger is None:
@@ -187,12 +193,16 @@ class _Holding:
 class _Ledger:
     """Who holds how much of one tier.
 
+    Attributes:
+        reach: bytes of a prefix behind which nothing is admitted, None to admit all.
+
     Args:
         quota: bytes that each tenant may hold.
 
     """
 
     def __init__(self, quota: int) -> None:
+        self.reach: int | None = quota
         self._quota = quota
         self._numbers: ShardedDict[ChunkId, int] = ShardedDict()
         self._holdings: dict[int, _Holding] = {}
@@ -225,10 +235,10 @@ class _Ledger:
                 self._add(holding.account, -holding.nbytes)
 
     def fitting(self, run: Run) -> int:
-        """How many chunks of the run, from its head, the quota holds with all before them."""
-        if not run.tenant:
+        """How many chunks of the run, from its head, are within reach."""
+        if not run.tenant or self.reach is None:
             return len(run)
-        return max(0, min(len(run), self._quota // run.chunk_bytes - run.start))
+        return max(0, min(len(run), self.reach // run.chunk_bytes - run.start))
 
     def announce(self, run: Run) -> None:
         """The run comes next, unless something fails."""

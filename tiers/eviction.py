@@ -197,7 +197,7 @@ class Eviction:
         """Drop what the policy no longer wants kept, though there is room for it."""
         policy = self._residency.policy
         chunks = [self._residency.get(key) for key in policy.expired(CPU)]
-        dead = [chunk for chunk in chunks if chunk is not None and self._evictable(chunk)]
+        dead = [c for c in chunks if c is not None and self._evictable(c) and not self._awaited(c)]
         self._residency.counts[CPU]["evictions"] += len(dead)
         self._residency.drop(dead)
         for tier in self._residency.lower:
@@ -206,6 +206,10 @@ class Eviction:
             victims = [key for key in policy.expired(tier.name) if not tier.is_read(key)]
             if victims:
                 self._remove(tier, victims)
+
+    def _awaited(self, chunk: Chunk) -> bool:
+        """Whether its turn to be stored in a lower tier, which lacks it, is still to come."""
+        return any(chunk.key in tier.backlog for tier in self._residency.lower)
 
     def scan(self, tier: LowerTier) -> None:
         """Find out, in the background, what the tier holds."""

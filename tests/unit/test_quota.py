@@ -236,11 +236,22 @@ def test_every_tier_has_a_quota_of_its_own() -> None:
     tiers = [TierInfo("cpu", tenant_quota=CHUNK_BYTES), TierInfo("fs")]
     policy = with_quotas(LruPolicy(tiers))
     run = run_of("red", 0, 3)
-    assert (policy.admit(run, "cpu"), policy.admit(run, "fs")) == (1, 3)
+    # It must come through the first tier to get into the next.
+    assert (policy.admit(run, "cpu"), policy.admit(run, "fs")) == (3, 3)
     for tier in ("cpu", "fs"):
         policy.on_insert(run, tier)
     assert len(list(policy.expired("cpu"))) == 2
     assert list(policy.expired("fs")) == []
+
+
+def test_the_first_tier_lets_through_what_the_widest_quota_holds() -> None:
+    quotas = {"cpu": 1, "fs": 4, "redis": 2}
+    tiers = [TierInfo(name, tenant_quota=n * CHUNK_BYTES) for name, n in quotas.items()]
+    policy = with_quotas(LruPolicy(tiers))
+    run = run_of("red", 0, 9)
+    assert [policy.admit(run, tier) for tier in quotas] == [4, 4, 2]
+    assert policy.admit(run.tail(3), "cpu") == 1
+    assert policy.admit(run.tail(5), "cpu") == 0
 
 
 def test_nothing_is_remembered_of_tenants_that_are_gone() -> None:

@@ -11,6 +11,7 @@ from kvtiers.connector.config_errors import ConfigError
 from kvtiers.policies import TierInfo
 from kvtiers.policies.quota import QuotaPolicy
 from kvtiers.tiers.units import portion_bytes
+from kvtiers.tiers.workers import OpKind
 
 WHERE = "(from kv_connector_extra_config)"
 GIB = 1 << 30
@@ -137,6 +138,21 @@ def test_what_a_quota_does_not_hold_is_counted_as_refused() -> None:
     counts = stack.counts()
     assert counts["cpu"]["refused"] == 5
     assert counts["disk"]["refused"] == 1
+
+
+def test_what_goes_to_a_tier_with_a_wider_quota_comes_through_the_arena_whole() -> None:
+    disk = DictTier(tenant_quota=9 * CHUNK)
+    stack = Stack(16, {"disk": disk}, tenant_quota=2 * CHUNK)
+    run = prefix("long", 12, tenant="red")
+    stack.store(run)
+    # The arena lets go of nothing that the tier is still to get.
+    for _ in range(8):
+        stack.clock.now += 2
+        stack.h.tick()
+        stack.workers["disk"].run(OpKind.CONTAINS, OpKind.WRITE)
+    assert {key.hash for key in disk.chunks} == set(run.chunks[:9])
+    chores(stack)
+    assert stack.ready() == set(run.chunks[:2])
 
 
 def test_a_prefix_longer_than_the_quota_is_promoted_all_the_same_and_brought_down_later() -> None:
