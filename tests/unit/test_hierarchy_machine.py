@@ -17,12 +17,22 @@ from typing import Any, ClassVar
 
 import hierarchy_kit as kit
 import hypothesis.strategies as st
+import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from kvtiers.policies import Policy, PolicyRequest, Run
 from kvtiers.policies.lru import LruPolicy
 from kvtiers.policies.quota import QuotaPolicy
-from kvtiers.tiers import ChunkKey, Entry, Namespace, ReadOutcome, Tier, WriteOutcome
+from kvtiers.tiers import (
+    ChunkKey,
+    Entry,
+    Namespace,
+    ReadOutcome,
+    Tier,
+    WriteOutcome,
+    directory,
+    findings,
+)
 from kvtiers.tiers.breaker import BreakerState
 from kvtiers.tiers.cpu import CpuTier
 from kvtiers.tiers.directory import State
@@ -610,7 +620,9 @@ class Machine(RuleBasedStateMachine):
         assert self.h.pinned() == 0
         assert self.h.idle()
         if isinstance(self.h.policy, QuotaPolicy):
-            # Nothing is pinned, and the policy was asked what is to go.
+            # Nothing is pinned or still to be stored, and the policy is asked what is to go.
+            for tier in self.h._lower:
+                tier.backlog.clear()
             self.clock.now += 2.0
             self.stack.settle()
             assert not self.h.policy._ledgers["cpu"]._above, "a tenant is above its quota"
@@ -716,6 +728,21 @@ class Tenants(FullDict):
         return {"dict": filled(tier, chain("aa", 5, 0))}
 
 
+class LittleByLittle(TwoTiers):
+    """What takes many steps with a million chunks takes many with a few."""
+
+    def tiers(self, folder: Path) -> Mapping[str, Tier]:
+        self.patch = pytest.MonkeyPatch()
+        self.patch.setattr(directory, "_PART", 1)
+        self.patch.setattr(findings, "_BATCH", 1)
+        return super().tiers(folder)
+
+    def teardown(self) -> None:
+        super().teardown()
+        if hasattr(self, "patch"):
+            self.patch.undo()
+
+
 def suite(machine: type[Machine], share: float = 1.0) -> Any:
     case = machine.TestCase
     case.settings = settings(
@@ -737,3 +764,4 @@ TestSecondArena = suite(SecondArena, 0.5)
 TestTwoTiers = suite(TwoTiers)
 TestWeighing = suite(Weighing)
 TestTenants = suite(Tenants)
+TestLittleByLittle = suite(LittleByLittle)
