@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterator
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -26,31 +26,37 @@ _MASK = _PIECE - 1
 class Objects(Generic[T]):
     """A list that the collector does not walk, and that grows piece by piece.
 
-    For what refers to nothing that could refer back, such as ids of chunks: cycles
-    through it would never be freed.
+    Pieces of nothing but None take no memory. For what refers to nothing that could refer
+    back, such as ids of chunks: cycles through it would never be freed.
     """
 
     __slots__ = ("_pieces", "_size")
 
     def __init__(self) -> None:
-        self._pieces: list[npt.NDArray[np.object_]] = []
+        self._pieces: list[npt.NDArray[np.object_] | None] = []
         self._size = 0
 
     def __len__(self) -> int:
         return self._size
 
     def __getitem__(self, i: int) -> T:
-        value: T = self._pieces[i >> _BITS][i & _MASK]
-        return value
+        piece = self._pieces[i >> _BITS]
+        value: Any = None if piece is None else piece[i & _MASK]
+        return cast("T", value)
 
     def __setitem__(self, i: int, value: T) -> None:
-        self._pieces[i >> _BITS][i & _MASK] = value
+        piece = self._pieces[i >> _BITS]
+        if piece is None:
+            if value is None:
+                return
+            piece = self._pieces[i >> _BITS] = np.empty(_PIECE, np.object_)
+        piece[i & _MASK] = value
 
     def append(self, value: T) -> None:
         """Add ``value`` at the end."""
         if not self._size & _MASK:
-            self._pieces.append(np.empty(_PIECE, np.object_))
-        self._pieces[-1][self._size & _MASK] = value
+            self._pieces.append(None)
+        self[self._size] = value
         self._size += 1
 
     def put(self, i: int, value: T) -> None:

@@ -15,7 +15,7 @@ V = TypeVar("V")
 
 _SHARDS = 256
 _MASK = _SHARDS - 1
-_PART = 2048
+_PART = 256
 
 
 class ShardedDict(Generic[K, V]):

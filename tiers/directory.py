@@ -15,7 +15,7 @@ from kvtiers.policies.columns import Objects, Table
 from kvtiers.policies.sharded import ShardedDict
 
 # Chunks that can be looked at, and told to a policy, without being felt.
-_PART = 512
+_PART = 256
 
 
 class State(enum.IntEnum):

@@ -11,6 +11,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterator
 from itertools import islice
+from typing import NamedTuple
 
 import numpy as np
 from kvtiers.policies.columns import Objects
@@ -18,7 +19,17 @@ from kvtiers.policies.sharded import ShardedDict
 from kvtiers.tiers.base import ChunkKey, Entry, Namespace
 
 # The engine's thread takes in one such batch a step, in about 2 ms.
-_BATCH = 512
+_BATCH = 256
+
+
+class Finding(NamedTuple):
+    """A chunk that a scan found; see ``ChunkKey`` and ``Entry``."""
+
+    namespace: Namespace
+    hash: bytes
+    tenant: str
+    nbytes: int
+    last_used: float
 
 
 class Findings:
@@ -60,15 +71,14 @@ class Findings:
         last_used = np.frombuffer(self._last_used)
         self._order = map(int, np.argsort(-last_used, kind="stable"))
 
-    def batches(self) -> Iterator[list[Entry]]:
-        """The entries, in order."""
-        while batch := [self._entry(i) for i in islice(self._order, _BATCH)]:
+    def batches(self) -> Iterator[list[Finding]]:
+        """The chunks, in order."""
+        while batch := [self._finding(i) for i in islice(self._order, _BATCH)]:
             yield batch
 
-    def _entry(self, i: int) -> Entry:
+    def _finding(self, i: int) -> Finding:
         namespace, tenant = self._owners[self._owner[i]]
-        key = ChunkKey(namespace, self._hashes[i], tenant=tenant)
-        return Entry(key, self._nbytes[i], self._last_used[i])
+        return Finding(namespace, self._hashes[i], tenant, self._nbytes[i], self._last_used[i])
 
     def has(self, namespace_id: str, chunk_hash: bytes) -> bool:
         """Whether the chunk was found."""
@@ -77,6 +87,8 @@ class Findings:
 
     def give_back(self) -> Iterator[None]:
         """Let go of it, step by step. Nobody may use it any more."""
+        self._last_used, self._nbytes, self._owner = array("d"), array("Q"), array("I")
+        self._order = iter(())
         for seen in self._seen.values():
             yield from seen.give_back()
         yield from self._hashes.give_back()

@@ -41,13 +41,13 @@ class Foreign:
         """All ids, some at a time; others may come and go in between."""
         return self._tenants.parts()
 
-    def id_of(self, key: ChunkKey) -> int:
+    def id_of(self, namespace: Namespace, chunk_hash: bytes) -> int:
         """The chunk's id, whether or not it is there."""
-        number = self._numbers.get(key.namespace.id)
+        number = self._numbers.get(namespace.id)
         if number is None:
-            number = self._numbers[key.namespace.id] = len(self._namespaces)
-            self._namespaces.append(key.namespace)
-        return int.from_bytes(_MARK + number.to_bytes(_NUMBER_BYTES, "big") + key.hash, "big")
+            number = self._numbers[namespace.id] = len(self._namespaces)
+            self._namespaces.append(namespace)
+        return int.from_bytes(_MARK + number.to_bytes(_NUMBER_BYTES, "big") + chunk_hash, "big")
 
     def key_of(self, chunk_id: int) -> ChunkKey:
         """The name under which the tier knows the chunk."""

@@ -583,6 +583,8 @@ class Hierarchy:
         # changes nothing any more; only its pins end here.
         if op.epoch == self._residency.epoch and not op.given_up:
             self._apply(tier, op)
+        elif op.findings is not None:
+            self._residency.later(op.findings.give_back())
         self._residency.slots.unpin(op.slots)
         if op.kind is OpKind.REMOVE:
             tier.removing = False

@@ -12,10 +12,10 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from kvtiers.policies import ChunkId, Policy, Run
-from kvtiers.tiers.base import ChunkKey, Entry, Namespace
+from kvtiers.tiers.base import ChunkKey, Namespace
 from kvtiers.tiers.cpu import CpuTier
 from kvtiers.tiers.directory import Chunk, Directory, State, runs_of
-from kvtiers.tiers.findings import Findings
+from kvtiers.tiers.findings import Finding, Findings
 from kvtiers.tiers.lower import LowerTier
 from kvtiers.tiers.slots import SlotTable
 
@@ -179,19 +179,29 @@ class Residency:
         tier.since = tier.found = None
         self.later(findings.give_back())
 
-    def _adopt(self, tier: LowerTier, entries: Iterable[Entry]) -> None:
+    def _adopt(self, tier: LowerTier, findings: Iterable[Finding]) -> None:
         """Some of what a scan found, last used first."""
-        for entry in entries:
-            key = entry.key
-            assert key is not None
-            if key.namespace == self.namespace:
-                chunk = self.directory.ensure(key.hash, tenant=key.tenant)
-                if not chunk.where & tier.bit:
-                    chunk.where |= tier.bit
-                    self._found(tier, chunk.key, entry, key.tenant)
-            elif (stranger := tier.foreign.id_of(key)) not in tier.foreign:
-                tier.foreign.add(stranger, key.tenant)
-                self._found(tier, stranger, entry, key.tenant)
+        now = time.time()
+        for found in findings:
+            chunk_id = self._newly_in(tier, found)
+            if chunk_id is not None:
+                run = Run((chunk_id,), 0, found.nbytes, tenant=found.tenant)
+                self.policy.on_found(run, tier.name, max(0.0, now - found.last_used))
+
+    def _newly_in(self, tier: LowerTier, found: Finding) -> ChunkId | None:
+        """Note that the tier holds it. Returns its id if that was not known."""
+        if found.namespace == self.namespace:
+            chunk = self.directory.ensure(found.hash, tenant=found.tenant)
+            if chunk.where & tier.bit:
+                return None
+            chunk.where |= tier.bit
+            tier.hints += 1
+            return chunk.key
+        stranger = tier.foreign.id_of(found.namespace, found.hash)
+        if stranger in tier.foreign:
+            return None
+        tier.foreign.add(stranger, found.tenant)
+        return stranger
 
     def _sweep(self, tier: LowerTier, findings: Findings) -> Iterator[None]:
         """Forget what a scan has not found: others removed it, or the tier did by itself.
@@ -214,10 +224,6 @@ class Residency:
     def _vanished(self, tier: LowerTier, ids: Sequence[ChunkId]) -> None:
         if ids:
             self.gone_from(tier, ids)
-
-    def _found(self, tier: LowerTier, chunk_id: ChunkId, entry: Entry, tenant: str) -> None:
-        age = max(0.0, time.time() - entry.last_used)
-        self.policy.on_found(Run((chunk_id,), 0, entry.nbytes, tenant=tenant), tier.name, age)
 
     def forget_if_nowhere(self, chunk: Chunk) -> None:
         """Nothing is kept of a chunk that no tier holds or is getting."""

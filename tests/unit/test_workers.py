@@ -201,7 +201,7 @@ def test_a_scan_hands_over_what_is_there_last_used_first(make_rig: Callable[...,
     rig.submit(Op(OpKind.SCAN))
     op = rig.next()
     batches = list(found(op).batches())
-    assert max(map(len, batches)) <= 512
+    assert max(map(len, batches)) <= 256
     entries = [entry for batch in batches for entry in batch]
     assert [entry.last_used for entry in entries] == [float(i) for i in reversed(range(1500))]
     assert op.usage == tier.usage()
