@@ -2,7 +2,8 @@
 
 It reads what the writers log into an index, feeds a policy with it, evicts in that
 policy's order, and grants the writers what is free. Nothing here lists the root, but for
-``keeper_listing``. One thread calls it, but for ``grant``, ``short_of`` and ``usage``.
+``keeper_listing``. One thread calls it, but for ``grant``, ``owns``, ``short_of`` and
+``usage``.
 
 What it must never do is lose sight of a file. So
 
@@ -18,42 +19,32 @@ finds gone) and fence writers (who begin anew).
 
 from __future__ import annotations
 
-import contextlib
-import logging
 import os
-import shutil
-import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from kvtiers.policies import Policy, PolicyRequest, Run, TierInfo
+from kvtiers.policies import Policy, TierInfo
 from kvtiers.tiers import keeper_listing, keeper_snapshot
-from kvtiers.tiers.access_log import NO_TENANT, Header, Kind, Record
-from kvtiers.tiers.base import ChunkKey, Namespace, Usage
+from kvtiers.tiers.base import Usage
 from kvtiers.tiers.fs_layout import Layout
-from kvtiers.tiers.keeper_ledger import KeeperLedger, Writer
+from kvtiers.tiers.keeper_chunks import KeptChunks
+from kvtiers.tiers.keeper_ledger import KeeperLedger
 from kvtiers.tiers.keeper_listing import Listed
+from kvtiers.tiers.keeper_logs import WriterLogs
 from kvtiers.tiers.lease import SNAPSHOT, Beat, Inherited, Lease, LeaseView
-from kvtiers.tiers.log_files import OVER, LogReader, fence, segment_numbers, segment_path
-from kvtiers.tiers.owner import has_ended
 from kvtiers.tiers.pace import Pace
-from kvtiers.tiers.root_index import Facts, unpacked
 
-logger = logging.getLogger(__name__)
-
-WRITER = "w-"
 BEAT_SECONDS = 4.0
-# A writer that logs nothing for as long is fenced, for the room it was promised.
-SILENT_SECONDS = 600.0
 _LISTING_SECONDS = 24 * 3600.0
 _SWEEP_SECONDS = 3600.0
-_VICTIMS_AT_ONCE = 128
 # Snapshots are written after so much log, or after a quarter of their own length if
 # that is more, and for dead writers' folders not more often than this.
 _SNAPSHOT_LOG_BYTES = 4 << 20
 _SNAPSHOT_SECONDS = 60.0
-# What this process's writer may announce more than it does, as others see it, if this
-# process is thought dead and goes on.
+# One of that many chunks is written within a second, at the end of an engine.
+_SNAPSHOT_AT_END_CHUNKS = 100_000
+# What this process's writer may announce more than it does, as others see it, should
+# this process be thought dead and go on.
 _AHEAD = 64 << 20
 
 
@@ -77,9 +68,6 @@ class Terms:
 
 class Keeper:
     """The holder of a root's lease at work.
-
-    Attributes:
-        evicted: chunks that it deleted to keep the bound.
 
     Args:
         layout: of the root.
@@ -109,25 +97,34 @@ class Keeper:
         self._terms = terms
         self._clock = clock
         self._pace = pace
-        self._name = terms.tier.name
-        self._policy = terms.make_policy([terms.tier], clock)
         self._books = KeeperLedger(terms.tier.capacity)
+        policy = terms.make_policy([terms.tier], clock)
+        self._chunks = KeptChunks(layout, self._books, policy, terms.tier.name, self._breathe)
+        self._logs = WriterLogs(
+            layout.keeping, self._books, self._chunks, clock, self.short_of, self._breathe
+        )
         self._limits = dict(inherited.limits)
         self._from_snapshot = inherited.snapshot and not rebuild
         self._begun = False
         self._listing: Iterator[Listed] | None = None
-        self._unheard: list[tuple[float, bytes]] = []
-        self._listed_at = self._swept_at = clock()
-        self._snapshot_at = clock()
+        self._listed_at = self._saved_at = clock()
+        self._swept_at = float("-inf")
         self._snapshot_bytes = 0
-        self._log_bytes = 0
-        self._stuck: set[bytes] = set()
         self._short = 0
         self._beat = Beat()
         self._beat_at = float("-inf")
-        self.evicted = 0
 
     # Any thread -----------------------------------------------------------------
+
+    @property
+    def evicted(self) -> int:
+        """Chunks that were deleted to keep the bound."""
+        return self._chunks.evicted
+
+    @property
+    def knows_all(self) -> bool:
+        """Whether all that lies under the root is counted."""
+        return self._books.open
 
     def usage(self) -> Usage:
         """What lies under the root, as far as is known. Waits for no lock."""
@@ -141,7 +138,7 @@ class Keeper:
     def owns(self, writer_id: str) -> None:
         """The writer is one of this process: it asks itself, and is not thought dead."""
         with self._books.lock:
-            self._writer(writer_id).own = True
+            self._logs.writer(writer_id).own = True
 
     def grant(self, writer_id: str, announced: int, chunks: int, nbytes: int) -> int:
         """A writer of this process wants to announce so many chunks of that size.
@@ -160,7 +157,7 @@ class Keeper:
 
         """
         with self._books.lock:
-            writer = self._writer(writer_id)
+            writer = self._logs.writer(writer_id)
             granted = self._books.grant(writer, announced, chunks, nbytes)
             if granted and writer.limit > writer.shown:
                 # The next holder must know, should this process be thought dead meanwhile.
@@ -177,11 +174,6 @@ class Keeper:
         """Whether there is something to evict."""
         return bool(self._short) or self._excess() > 0
 
-    @property
-    def knows_all(self) -> bool:
-        """Whether all that lies under the root is counted."""
-        return self._books.open
-
     # A round --------------------------------------------------------------------
 
     def round(self) -> bool:
@@ -195,10 +187,11 @@ class Keeper:
         self._lease.check()
         if not self._begun:
             self._begin()
-        busy = self._fold()
-        self._fence_dead()
+        busy = self._logs.fold()
+        self._logs.fence_dead()
         busy |= self._list_some()
-        busy |= self._evict()
+        if self._books.open:
+            busy |= self._evict()
         self._books.raise_limits()
         self._publish_if_new()
         self._save_if_due()
@@ -208,32 +201,27 @@ class Keeper:
     def preview(self) -> tuple[int, int]:
         """Chunks and bytes that would be evicted now; changes nothing.
 
-        For a keeper whose lease publishes nothing, instead of ``round``.
+        For a keeper that has only looked at the lease, instead of ``round``.
         """
         self._begin()
         while not self._books.open:
-            self._fold()
+            self._logs.fold()
             self._list_some()
-        excess, chunks, nbytes = self._excess(), 0, 0
-        for chunk in self._policy.victims(self._name, excess):
-            if nbytes >= excess:
-                break
-            if isinstance(chunk, bytes) and self._removable(chunk):
-                chunks, nbytes = chunks + 1, nbytes + self._facts(chunk).nbytes
-        return chunks, nbytes
+        victims = list(self._chunks.victims(self._excess()))
+        return len(victims), sum(map(self._chunks.bytes_of, victims))
 
     def resign(self) -> None:
         """Leave the lease to others at once. Raises LeaseLostError, or OSError."""
         self._lease.check()
         if self._books.open:
-            self._fold()
-            if self._log_bytes and self._books.index.chunks < 100_000:
+            self._logs.fold()
+            if self._logs.unsaved and self._books.index.chunks <= _SNAPSHOT_AT_END_CHUNKS:
                 self._save()
         self._publish(resigned=True)
 
     def _begin(self) -> None:
         for writer_id, limit in self._limits.items():
-            writer = self._writer(writer_id)
+            writer = self._logs.writer(writer_id)
             writer.limit = writer.shown = limit
         # Before the index is loaded: contenders wait for a sign of life.
         self._publish()
@@ -244,216 +232,17 @@ class Keeper:
         if found is None:
             self._listing = keeper_listing.folders(self._layout)
         else:
-            self._load(found)
-            self._fold()
+            self._chunks.load(found)
+            for writer_id, position in found.writers.items():
+                self._logs.begin(writer_id, position)
+            self._logs.fold()
             self._books.open = True
-        self._swept_at = float("-inf")
         self._begun = True
-
-    def _load(self, found: keeper_snapshot.Snapshot) -> None:
-        index = self._books.index
-        for namespace in found.namespaces:
-            index.id_of(namespace, b"")
-        for chunk, facts in found.chunks:
-            self._books.count(chunk, facts)
-            self._breathe()
-        for writer_id, position in found.writers.items():
-            writer = self._writer(writer_id)
-            writer.reader = LogReader(position.number, position.offset)
-            writer.seen, writer.unit = position.announced, position.unit
-        now = time.time()
-        for run, used in self._runs_of(reversed([chunk for chunk, _ in found.chunks])):
-            self._policy.on_found(run, self._name, max(0.0, now - used))
-            self._breathe()
-
-    def _runs_of(self, chunks: Iterator[bytes]) -> Iterator[tuple[Run, float]]:
-        """Stretches of neighbours among chunks, in their order, and when each was used."""
-        ids: list[bytes] = []
-        first = last = Facts(0)
-        for chunk in chunks:
-            facts = self._facts(chunk)
-            if ids and (
-                facts.parent != ids[-1][2:]
-                or (facts.nbytes, facts.position) != (last.nbytes, last.position + 1)
-                or ids[-1][:2] != chunk[:2]
-            ):
-                yield self._run(ids, first), first.used
-                ids = []
-            if not ids:
-                first = facts
-            ids.append(chunk)
-            last = facts
-        if ids:
-            yield self._run(ids, first), first.used
-
-    def _facts(self, chunk: bytes) -> Facts:
-        packed = self._books.index.get(chunk)
-        return Facts(0) if packed is None else unpacked(packed)
-
-    def _run(self, ids: Sequence[bytes], first: Facts) -> Run:
-        parent = ids[0][:2] + first.parent if first.parent else None
-        tenant = "" if first.tenant == NO_TENANT else first.tenant.hex()
-        return Run(tuple(ids), max(0, first.position), first.nbytes, 0, parent, tenant)
 
     def _breathe(self) -> None:
         """In long loops: let the engine's thread run, and be seen alive."""
         if self._pace.rest() and self._clock() >= self._beat_at + BEAT_SECONDS / 2:
             self._publish()
-
-    # Logs -----------------------------------------------------------------------
-
-    def _writer(self, writer_id: str) -> Writer:
-        with self._books.lock:
-            writer = self._books.writers.get(writer_id)
-            if writer is None:
-                writer = self._books.writers[writer_id] = Writer(LogReader(), self._clock())
-            return writer
-
-    def _fold(self) -> bool:
-        """Read what was logged since. Returns whether there was anything."""
-        folders = self._folders()
-        moved = False
-        for writer_id, over in folders.items():
-            writer = self._writer(writer_id)
-            if writer.over:
-                continue
-            moved |= self._read(writer, self._path(writer_id, over))
-            if over:
-                self._end(writer)
-        for writer_id in [name for name in self._books.writers if name not in folders]:
-            # Somebody emptied the root, or a keeper before us had deleted it already.
-            self._forget(writer_id)
-        return moved
-
-    def _folders(self) -> dict[str, bool]:
-        """Writers there are folders of, and whether each was fenced."""
-        names = [name for name in os.listdir(self._layout.keeping) if name.startswith(WRITER)]
-        return {name.removesuffix(OVER): name.endswith(OVER) for name in sorted(names)}
-
-    def _path(self, writer_id: str, over: bool) -> str:
-        return f"{self._layout.keeping}/{writer_id}" + (OVER if over else "")
-
-    def _read(self, writer: Writer, folder: str) -> bool:
-        before = writer.reader.number, writer.reader.offset
-        for record in writer.reader.read(folder):
-            if isinstance(record, Header):
-                writer.begins(record)
-            else:
-                self._apply(writer, record)
-            self._breathe()
-        after = writer.reader.number, writer.reader.offset
-        if after == before:
-            return False
-        self._log_bytes += after[1] - (before[1] if after[0] == before[0] else 0)
-        writer.moved_at = self._clock()
-        return True
-
-    def _apply(self, writer: Writer, record: Record) -> None:
-        if record.kind is Kind.SHORT:
-            self.short_of(record.nbytes)
-            return
-        ids = [self._books.index.id_of(record.namespace, digest) for digest in record.hashes]
-        if record.kind is Kind.COMING:
-            self._coming(writer, ids, record)
-            return
-        self._books.settled(writer, ids)
-        if record.kind is Kind.USED:
-            self._used(ids, record)
-        elif record.kind is Kind.GONE:
-            self._look_at(ids)
-        else:
-            self._look_at([chunk for chunk in ids if chunk not in self._books.index])
-
-    def _coming(self, writer: Writer, ids: Sequence[bytes], record: Record) -> None:
-        facts = self._facts_of(ids, record, record.nbytes)
-        packed = {chunk: fact.packed() for chunk, fact in zip(ids, facts, strict=True)}
-        self._books.coming(writer, packed, record.nbytes)
-        run = self._run(ids, facts[0])
-        self._policy.admit(run, self._name)
-        self._policy.on_insert(run, self._name)
-
-    @staticmethod
-    def _facts_of(ids: Sequence[bytes], record: Record, nbytes: int) -> list[Facts]:
-        now, parent, facts = time.time(), record.parent or b"", []
-        for offset, chunk in enumerate(ids):
-            position = record.start + offset if record.start >= 0 else -1
-            facts.append(Facts(nbytes, now, position, record.tenant, parent))
-            parent = chunk[2:]
-        return facts
-
-    def _used(self, ids: Sequence[bytes], record: Record) -> None:
-        """Tell the policy, and take in what was read though nobody had announced it."""
-        self._look_at([chunk for chunk in ids if chunk not in self._books.index])
-        for chunk, facts in zip(ids, self._facts_of(ids, record, 0), strict=True):
-            known = self._books.index.get(chunk)
-            if known is not None:
-                self._books.count(chunk, facts.over(unpacked(known)).packed())
-        nbytes = max((self._facts(chunk).nbytes for chunk in ids), default=0)
-        if nbytes:
-            first = self._facts_of(ids[:1], record, nbytes)[0]
-            run = self._run(ids, first)
-            request = PolicyRequest("", (run,), tenant=run.tenant)
-            self._policy.on_request(request)
-            self._policy.on_access(run, request, self._name)
-            self._policy.on_start(request)
-            self._policy.on_finish(request)
-
-    def _look_at(self, ids: Sequence[bytes]) -> None:
-        """See for each of these whether its file is there, and count it or not."""
-        gone: list[bytes] = []
-        for chunk in ids:
-            try:
-                status = os.lstat(self._file(chunk))
-            except (FileNotFoundError, NotADirectoryError):
-                if chunk in self._books.index and not self._books.is_pending(chunk):
-                    gone.append(chunk)
-                continue
-            if chunk not in self._books.index:
-                facts = Facts(status.st_size, status.st_mtime)
-                self._books.count(chunk, facts.packed())
-                age = max(0.0, time.time() - status.st_mtime)
-                self._policy.on_found(self._run([chunk], facts), self._name, age)
-        self._uncount(gone)
-
-    def _uncount(self, chunks: Sequence[bytes]) -> None:
-        for chunk in chunks:
-            self._books.uncount(chunk)
-        if chunks:
-            self._policy.on_remove(chunks, self._name)
-
-    def _file(self, chunk: bytes) -> str:
-        namespace, digest = self._books.index.name_of(chunk)
-        return self._layout.place(ChunkKey(Namespace(namespace), digest)).path
-
-    # Writers that are over ---------------------------------------------------------
-
-    def _fence_dead(self) -> None:
-        """Take back what was promised to writers that ended, or are silent for long."""
-        now = self._clock()
-        for writer_id, writer in list(self._books.writers.items()):
-            if writer.over or writer.own:
-                continue
-            if has_ended(writer.owner) or now >= writer.moved_at + SILENT_SECONDS:
-                folder = self._path(writer_id, False)
-                fence(folder)
-                # What was appended before that moment counts, and nothing can follow.
-                self._read(writer, folder + OVER)
-                self._end(writer)
-
-    def _end(self, writer: Writer) -> None:
-        pending = list(writer.pending)
-        writer.over = True
-        self._books.end(writer)
-        self._look_at(pending)
-
-    def _forget(self, writer_id: str) -> None:
-        writer = self._books.writers[writer_id]
-        if not writer.over:
-            self._end(writer)
-        with self._books.lock:
-            del self._books.writers[writer_id]
-
-    # Listing ----------------------------------------------------------------------
 
     def _list_some(self) -> bool:
         """Go on comparing the root with the index, for a while. Returns whether any is left."""
@@ -464,7 +253,7 @@ class Keeper:
         end = self._clock() + BEAT_SECONDS / 2
         try:
             for listed in self._listing:
-                self._compare(listed)
+                self._chunks.compare(listed)
                 self._breathe()
                 if self._clock() >= end:
                     return True
@@ -472,192 +261,93 @@ class Keeper:
             # What was not seen must not pass for seen.
             self._listing = keeper_listing.folders(self._layout)
             raise
-        self._listed()
+        self._chunks.listed()
+        self._listing, self._listed_at = None, self._clock()
+        if not self._books.open:
+            # The next holder needs not list it again.
+            self._logs.unsaved += _SNAPSHOT_LOG_BYTES
+            self._books.open = True
         return False
 
-    def _compare(self, listed: Listed) -> None:
-        index = self._books.index
-        known = index.folder(listed.namespace, listed.first_byte)
-        # Not believed at once: a file may have appeared since its folder was listed.
-        self._look_at([chunk for chunk in known if chunk[2:] not in listed.entries])
-        for digest in listed.entries:
-            chunk = index.id_of(listed.namespace, digest)
-            status = listed.status(digest) if chunk not in index else None
-            if status is not None:
-                self._books.count(chunk, Facts(*status).packed())
-                self._unheard.append((status[1], chunk))
-
-    def _listed(self) -> None:
-        """The listing is through: tell the policy, last used first, and begin to grant."""
-        self._unheard.sort(reverse=True)
-        now = time.time()
-        for used, chunk in self._unheard:
-            if chunk in self._books.index:
-                run = self._run([chunk], self._facts(chunk))
-                self._policy.on_found(run, self._name, max(0.0, now - used))
-            self._breathe()
-        self._unheard, self._listing = [], None
-        self._listed_at = self._clock()
-        first, self._books.open = not self._books.open, True
-        if first:
-            # The next holder needs not list it again.
-            self._log_bytes = max(self._log_bytes, _SNAPSHOT_LOG_BYTES)
-
-    # Eviction -----------------------------------------------------------------------
+    # Eviction -------------------------------------------------------------------
 
     def _excess(self) -> int:
         """Bytes to evict to get from above the high watermark to the low one."""
         capacity = self._books.capacity
-        unit = max(self._terms.unit, *(w.unit for w in self._books.writers.values()), 0)
+        units = [writer.unit for writer in list(self._books.writers.values())]
+        unit = max(self._terms.unit, *units, 0)
         high = min(capacity * (1 - self._terms.headroom / 2), capacity - unit)
         low = min(capacity * (1 - self._terms.headroom), high)
         taken = self._books.taken()
         return int(taken - low) if taken > high else 0
 
     def _evict(self) -> bool:
-        """Keep the bound, and drop what the policy no longer wants kept."""
-        if not self._books.open:
-            return False
-        expired = [c for c in self._policy.expired(self._name) if self._removable(c)]
-        self._remove([chunk for chunk in expired if isinstance(chunk, bytes)])
-        with self._books.lock:
-            nbytes = self._books.index.nbytes
-            some = max(int(nbytes * self._terms.headroom / 2), self._terms.unit)
-            # A few per cent at once: others may fill the same disk, or have emptied it since.
-            short, self._short = min(self._short, some), 0
+        """Drop what is expired, and what there is no room for. False if that was all."""
+        self._chunks.expire()
+        short = self._take_short()
         need = max(self._excess(), short)
         while need > 0:
-            freed = self._remove(self._coldest(need))
+            freed = self._chunks.evict(need)
             if not freed:
                 break
+            self._lease.check()
             short -= freed
             need = max(self._excess(), short)
         return need > 0
 
-    def _coldest(self, need: int) -> list[bytes]:
-        chosen: list[bytes] = []
-        for chunk in self._policy.victims(self._name, need):
-            if isinstance(chunk, bytes) and self._removable(chunk):
-                chosen.append(chunk)
-                need -= self._facts(chunk).nbytes
-            if need <= 0 or len(chosen) >= _VICTIMS_AT_ONCE:
-                break
-        return chosen
+    def _take_short(self) -> int:
+        """Bytes to evict because the file system is full.
 
-    def _removable(self, chunk: object) -> bool:
-        return (
-            isinstance(chunk, bytes)
-            and chunk in self._books.index
-            and chunk not in self._stuck
-            and not self._books.is_pending(chunk)
-        )
+        A few per cent at once: others may fill the same disk, or have made room since.
+        """
+        with self._books.lock:
+            some = int(self._books.index.nbytes * self._terms.headroom / 2)
+            short, self._short = min(self._short, max(some, self._terms.unit)), 0
+            return short
 
-    def _remove(self, chunks: Sequence[bytes]) -> int:
-        """Delete these. Returns the bytes that are counted no longer."""
-        gone: list[bytes] = []
-        for chunk in chunks:
-            if self._unlink(chunk):
-                gone.append(chunk)
-            self._breathe()
-        freed = sum(self._facts(chunk).nbytes for chunk in gone)
-        self._uncount(gone)
-        self._lease.check()
-        return freed
-
-    def _unlink(self, chunk: bytes) -> bool:
-        namespace, digest = self._books.index.name_of(chunk)
-        place = self._layout.place(ChunkKey(Namespace(namespace), digest))
-        try:
-            place.refuse_links()
-            os.unlink(place.path)
-        except (FileNotFoundError, NotADirectoryError):
-            return True  # what lies behind a link is not ours
-        except OSError as error:
-            if not self._stuck:
-                logger.warning("Cannot evict %s, nor maybe others: %s", place.path, error)
-            self._stuck.add(chunk)
-            return False
-        self.evicted += 1
-        return True
-
-    # What others see ------------------------------------------------------------------
+    # What others see ------------------------------------------------------------
 
     def _publish_if_new(self) -> None:
         with self._books.lock:
-            beat = self._next_beat()
-            if beat != self._beat or self._clock() >= self._beat_at + BEAT_SECONDS:
+            if self._next_beat() != self._beat or self._clock() >= self._beat_at + BEAT_SECONDS:
                 self._publish()
 
     def _publish(self, *, resigned: bool = False) -> None:
         with self._books.lock:
-            beat = self._next_beat(resigned=resigned)
+            beat = replace(self._next_beat(), resigned=resigned)
             self._lease.publish(beat)
             self._beat, self._beat_at = beat, self._clock()
 
-    def _next_beat(self, *, resigned: bool = False) -> Beat:
-        index = self._books.index
-        shown = {
-            name: writer.shown for name, writer in self._books.writers.items() if not writer.over
-        }
+    def _next_beat(self) -> Beat:
+        writers = self._books.writers.items()
         return Beat(
             capacity=self._books.capacity,
-            nbytes=index.nbytes,
-            chunks=index.chunks,
-            limits=shown,
-            resigned=resigned,
+            nbytes=self._books.index.nbytes,
+            chunks=self._books.index.chunks,
+            limits={name: writer.shown for name, writer in writers if not writer.over},
         )
 
     def _save_if_due(self) -> None:
-        waited = self._clock() >= self._snapshot_at + _SNAPSHOT_SECONDS
-        dead = any(writer.over for writer in self._books.writers.values())
-        much = self._log_bytes >= max(_SNAPSHOT_LOG_BYTES, self._snapshot_bytes // 4)
-        if self._books.open and ((dead and waited) or much):
+        waited = self._clock() >= self._saved_at + _SNAPSHOT_SECONDS
+        much = self._logs.unsaved >= max(_SNAPSHOT_LOG_BYTES, self._snapshot_bytes // 4)
+        if self._books.open and (much or (waited and self._logs.ended())):
             self._save()
 
     def _save(self) -> None:
         """Publish a snapshot, then delete the logs that are in it."""
-        writers = self._books.writers
-        positions = {
-            name: keeper_snapshot.Position(
-                writer.reader.number, writer.reader.offset, writer.seen, writer.unit
-            )
-            for name, writer in writers.items()
-            if not writer.over
-        }
-        over = [name for name, writer in writers.items() if writer.over]
+        positions, ended = self._logs.positions(), self._logs.ended()
         path = f"{self._lease.folder}/{SNAPSHOT}"
         self._lease.check()
         self._snapshot_bytes = keeper_snapshot.write(
-            f"{path}.new", self._books.index.namespaces(), positions, self._order(), self._breathe
+            f"{path}.new",
+            self._books.index.namespaces(),
+            positions,
+            self._chunks.in_order(),
+            self._breathe,
         )
         os.rename(f"{path}.new", path)
-        self._snapshot_at, self._log_bytes = self._clock(), 0
-        for name in over:
-            shutil.rmtree(self._path(name, True), ignore_errors=True)
-            self._forget(name)
-        for name, position in positions.items():
-            self._drop_segments(self._path(name, False), position.number)
-
-    def _order(self) -> Iterator[tuple[bytes, bytes]]:
-        """Every chunk, the first to be evicted first; those that the policy forgot to name, too."""
-        index = self._books.index
-        named: set[bytes] = set()
-        for chunk in self._policy.victims(self._name, self._books.capacity):
-            facts = index.get(chunk) if isinstance(chunk, bytes) else None
-            if isinstance(chunk, bytes) and facts is not None and chunk not in named:
-                named.add(chunk)
-                yield chunk, facts
-        for chunk in index if len(named) < index.chunks else ():
-            facts = index.get(chunk) if chunk not in named else None
-            if facts is not None:
-                yield chunk, facts
-
-    @staticmethod
-    def _drop_segments(folder: str, below: int) -> None:
-        for number in segment_numbers(folder):
-            if number < below:
-                with contextlib.suppress(FileNotFoundError):
-                    os.unlink(segment_path(folder, number))
+        self._saved_at = self._clock()
+        self._logs.saved(positions, ended)
 
     def _sweep_if_due(self) -> None:
         if self._clock() >= self._swept_at + _SWEEP_SECONDS:

@@ -18,6 +18,7 @@ from typing import Any
 from kvtiers.tiers.access_log import Decoder, Encoder, Header, Kind, Record
 
 SEGMENT_BYTES = 1 << 20
+WRITER = "w-"
 OVER = ".over"
 _PREFIX = "log."
 

@@ -22,9 +22,9 @@ from collections.abc import Callable, Sequence
 from kvtiers.tiers.access_log import Kind, Record, records_of
 from kvtiers.tiers.base import ChunkKey, Usage
 from kvtiers.tiers.fs_layout import private_folder, refuse_link
-from kvtiers.tiers.keeper import WRITER, Keeper
+from kvtiers.tiers.keeper import Keeper
 from kvtiers.tiers.lease import LeaseLostError, Seen
-from kvtiers.tiers.log_files import LogWriter, fence
+from kvtiers.tiers.log_files import WRITER, LogWriter, fence
 from kvtiers.tiers.owner import Owner
 
 logger = logging.getLogger(__name__)

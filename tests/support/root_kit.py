@@ -117,7 +117,7 @@ class Engine:
         """Files that it counts as the keeper."""
         keeper = self.keeping._keeper
         assert keeper is not None
-        return {keeper._file(chunk) for chunk in keeper._books.index}
+        return {keeper._chunks._place(chunk).path for chunk in keeper._books.index}
 
     def close(self) -> None:
         """An orderly end."""

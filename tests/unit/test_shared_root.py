@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from kvtiers.tiers.base import WriteOutcome
-from kvtiers.tiers.keeper import SILENT_SECONDS
+from kvtiers.tiers.keeper_logs import SILENT_SECONDS
 from kvtiers.tiers.lease import PATIENCE
 from root_kit import (
     FILE,
@@ -110,7 +110,7 @@ def busy(pair: Pair) -> None:
     pair.holder.read(key(0), key(1))
     pair.holder.write(key(0, prompt=3), key(1, prompt=3))
     pair.other.read(key(0, prompt=1))
-    pair.holder.keeping._keeper._log_bytes = 1 << 30  # a snapshot is due
+    pair.holder.keeping._keeper._logs.unsaved = 1 << 30  # a snapshot is due
 
 
 def test_a_kill_before_any_call_leaves_no_file_uncounted(tmp_path, action):

@@ -21,7 +21,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 from kvtiers.tiers.base import WriteOutcome
-from kvtiers.tiers.keeper import SILENT_SECONDS
+from kvtiers.tiers.keeper_logs import SILENT_SECONDS
 from kvtiers.tiers.lease import PATIENCE
 from root_kit import FILE, Clock, Engine, before_call, bytes_of, files_of, key, run_killed
 
