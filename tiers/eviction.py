@@ -24,6 +24,8 @@ _RESCAN_UNBOUNDED_SECONDS = 600.0
 # can go at once. Otherwise hotter chunks would be dropped while colder ones wait
 # for their copy.
 _DEMOTE_AHEAD = 2
+# What is evicted in one step of the engine: in a few milliseconds.
+_REMOVED_AT_ONCE = 512
 # Hints, per op that came back.
 _FORGOTTEN_AT_ONCE = 512
 
@@ -105,7 +107,8 @@ class Eviction:
             self._forget_some(tier)
         if tier.bound_is_kept:
             return
-        full = tier.used + tier.storing > tier.high
+        full = tier.used + tier.storing > (tier.low if tier.emptying else tier.high)
+        tier.emptying &= full
         if not (full or tier.refused) or not self._may_evict(tier):
             return
         if tier.stale and self._may_scan(tier):
@@ -117,6 +120,7 @@ class Eviction:
             some = max(int(tier.used * tier.headroom / 2), tier.chunk_bytes)
             need = max(need, min(tier.refused, some))
         victims = self._victims(tier, need)
+        tier.emptying |= full and len(victims) == _REMOVED_AT_ONCE
         if victims:
             self._remove(tier, victims)
         elif self._may_scan(tier):
@@ -167,15 +171,19 @@ class Eviction:
         return self._residency.clock() >= tier.scanned_at + _scan_rest(tier)
 
     def _victims(self, tier: LowerTier, need: int) -> list[ChunkId]:
+        """Chunks to evict now: a part of what is needed, if that would take long."""
         ordered = self._residency.policy.victims(tier.name, need)
         unread = (victim for victim in ordered if not tier.is_read(victim))
-        return list(islice(unread, -(-need // tier.chunk_bytes)))
+        return list(islice(unread, min(-(-need // tier.chunk_bytes), _REMOVED_AT_ONCE)))
 
     def _remove(self, tier: LowerTier, victims: Sequence[ChunkId]) -> None:
-        tier.counts["evictions"] += len(victims)
-        tier.removing, tier.refused = True, 0
+        tier.refused = 0
         keys = self._residency.gone_from(tier, victims)
-        tier.submit(Op(OpKind.REMOVE, keys, epoch=self._residency.epoch))
+        # After a reset the policy names some that nobody knows any more.
+        if keys:
+            tier.counts["evictions"] += len(keys)
+            tier.removing = True
+            tier.submit(Op(OpKind.REMOVE, keys, epoch=self._residency.epoch))
 
     def remove(self, keys: Sequence[bytes]) -> None:
         """Drop these everywhere, though nothing lacks room.
@@ -196,14 +204,16 @@ class Eviction:
     def expire(self) -> None:
         """Drop what the policy no longer wants kept, though there is room for it."""
         policy = self._residency.policy
-        chunks = [self._residency.get(key) for key in policy.expired(CPU)]
+        expired = islice(policy.expired(CPU), _REMOVED_AT_ONCE)
+        chunks = [self._residency.get(key) for key in expired]
         dead = [c for c in chunks if c is not None and self._evictable(c) and not self._awaited(c)]
         self._residency.counts[CPU]["evictions"] += len(dead)
         self._residency.drop(dead)
         for tier in self._residency.lower:
             if not self._may_evict(tier) or tier.bound_is_kept:
                 continue
-            victims = [key for key in policy.expired(tier.name) if not tier.is_read(key)]
+            unread = (key for key in policy.expired(tier.name) if not tier.is_read(key))
+            victims = list(islice(unread, _REMOVED_AT_ONCE))
             if victims:
                 self._remove(tier, victims)
 

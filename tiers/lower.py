@@ -49,6 +49,7 @@ class LowerTier:
         storing: bytes of stores under way.
         backlog: keys that wait for room to be stored, first come first.
         removing: an eviction is under way.
+        emptying: more is to be evicted than one op removes.
         refused: bytes it had no room for since the last eviction, below its bound or
             not: others may fill the same disk.
         stale: somebody else removes chunks: what is known of it is not so any more.
@@ -90,6 +91,7 @@ class LowerTier:
     backlog: dict[bytes, None] = field(default_factory=dict)
     read_only: bool = False
     removing: bool = False
+    emptying: bool = False
     refused: int = 0
     stale: bool = False
     unseen: bool = False

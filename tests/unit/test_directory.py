@@ -24,6 +24,7 @@ from kvtiers.tiers.directory import Directory
 from kvtiers.tiers.findings import Findings
 from kvtiers.tiers.foreign import Foreign
 from kvtiers.tiers.lower import LowerTier
+from kvtiers.tiers.workers import OpKind
 
 OTHERS = Namespace("e" * 32)
 
@@ -206,3 +207,13 @@ def test_the_arena_forgets_what_it_held_at_once_and_frees_it_in_pieces() -> None
     steps = cpu.withdraw_all()
     assert not any(cpu.contains(keys))
     assert len(list(steps)) == 6
+
+
+def test_what_is_to_be_evicted_at_once_is_evicted_in_parts() -> None:
+    tier = DictTier(2000 * CHUNK, headroom=0.8)
+    tier.chunks = {ChunkKey(OTHERS, chunk_hash): b"" for chunk_hash in hashes(2000)}
+    stack = Stack(4, {"disk": tier})
+    stack.settle()
+    assert len(tier.chunks) == 400, "as far as the headroom asks for"
+    removes = [op for op in stack.workers["disk"].submitted if op.kind is OpKind.REMOVE]
+    assert [len(op.keys) for op in removes] == [512, 512, 512, 64]
