@@ -132,7 +132,131 @@ def _mounts() -> list[Case]:
     ]
 
 
-CASES = {case.id: case for case in [*_files(), *_mounts()]}
+def _redis() -> list[Case]:
+    """What a Redis server can do to a tier."""
+
+    def made(name: str, fault: str, how: str, *shows: str) -> Case:
+        return Case(f"redis-{name}", f"Redis {fault}", how, ENGINE, "cpu, redis", shows)
+
+    return [
+        made("refused", "refuses connections", "nobody listens on its port", "redis failures"),
+        made("killed-set", "dies during SET", "SIGKILL amid a value", "redis failures"),
+        made("killed-get", "dies during GET", "SIGKILL amid a value", "redis failures"),
+        made("hung", "hangs", "SIGSTOP", "redis timeouts"),
+        made("slow", "is slow", "a proxy holds each request for 100 ms", "redis recomputed"),
+        made("full", "is full", "maxmemory, noeviction: OOM", "redis refused"),
+        made("evicting", "evicts by itself", "maxmemory, allkeys-lru", "redis misses"),
+        made("empty", "is restarted, and empty", "SIGKILL, started anew", "redis misses"),
+        made(
+            "password",
+            "wants another password",
+            "requirepass is set, and all clients are cut off",
+            "redis failures",
+        ),
+        made("wrong-type", "has a list under our key", "DEL, RPUSH", "redis corrupt"),
+    ]
+
+
+def _copies() -> list[Case]:
+    """What can happen while blocks are copied between the GPU's cache and the arena."""
+
+    def made(name: str, fault: str, how: str, *shows: str) -> list[Case]:
+        models = {"one": "one KV-cache group", "several": "several groups"}
+        return [
+            Case(f"{name}-{groups}", f"{fault}; {text}", how, ENGINE, "cpu", shows, None)
+            for groups, text in models.items()
+        ]
+
+    failing = "it raises, is refused, fails, leaves garbage, leaves half"
+    return [
+        *made("copy-load", "A worker reports a failed load", failing, "cpu failures"),
+        *made("copy-store", "A worker reports a failed store", failing, "cpu failures"),
+        *made("abort-load", "A request is aborted during its load", "the copy is held", "cpu hits"),
+        *made(
+            "preempt-load",
+            "A request is preempted while another one loads",
+            "few blocks; the copy is held",
+            "vllm preemptions",
+        ),
+        *made(
+            "preempt-store",
+            "A request is preempted during its store",
+            "few blocks; the copy is held",
+            "vllm preemptions",
+        ),
+        *made(
+            "reset-load",
+            "A reset of the connector during a load",
+            "the copy goes on behind everybody's back",
+            "cpu misses",
+        ),
+        *made(
+            "reset-store",
+            "A reset of the connector during a store",
+            "the copy goes on behind everybody's back, and writes garbage",
+            "cpu misses",
+        ),
+    ]
+
+
+def _processes() -> list[Case]:
+    """What replicas do to each other."""
+
+    def made(name: str, fault: str, how: str, *shows: str) -> Case:
+        return Case(name, fault, how, PROCESSES, "cpu, fs", shows)
+
+    return [
+        made(
+            "kill-store",
+            "A replica is killed during a store",
+            "SIGKILL with half of a chunk written",
+            "fs misses",
+        ),
+        made(
+            "kill-load",
+            "A replica is killed during a load",
+            "SIGKILL with half of a chunk read",
+            "fs hits",
+        ),
+        made(
+            "kill-gc",
+            "A replica is killed while it keeps the root's bound",
+            "SIGKILL before its fourth deletion",
+            "fs evictions",
+        ),
+        made(
+            "gc-reads",
+            "Chunks are evicted while others read them",
+            "one replica stores three times the bound, another reads",
+            "fs misses",
+        ),
+        made(
+            "two-gcs",
+            "Two replicas would evict at once",
+            "both store twice the bound of their root",
+            "fs evictions",
+        ),
+    ]
+
+
+def _clocks() -> list[Case]:
+    """What the system's clock can do."""
+
+    def made(name: str, fault: str, how: str) -> Case:
+        # No fault for the cache: it has to be seen that it serves.
+        return Case(f"clock-{name}", fault, how, ENGINE, "cpu, fs", ("fs hits",))
+
+    return [
+        made("forward", "The clock jumps a day ahead", "time.time() of the process"),
+        made("back", "The clock jumps a day back", "time.time() of the process"),
+        made("files", "Files are from the future", "their times are a day ahead"),
+    ]
+
+
+CASES = {
+    case.id: case
+    for case in [*_files(), *_mounts(), *_redis(), *_processes(), *_clocks(), *_copies()]
+}
 
 
 def case(*ids: str) -> pytest.MarkDecorator:

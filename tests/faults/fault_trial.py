@@ -91,9 +91,15 @@ class Trial:
     def figures(self) -> Counter[str]:
         """All counters of all tiers, as "tier counter"."""
         self.bench.counted()
-        counts = self.bench.engine._counts
+        engine = self.bench.engine
         return Counter(
-            {f"{tier} {name}": n for tier, found in counts.items() for name, n in found.items()}
+            {
+                f"{tier} {name}": n
+                for tier in engine._counts
+                for name, n in engine._counts[tier].items()
+            }
+            # vLLM's own figure: ``vllm:num_preemptions``.
+            | {"vllm preemptions": engine.preemptions}
         )
 
     def ask(self, question: Question) -> int:
@@ -119,6 +125,23 @@ class Trial:
             assert time.monotonic() < end, "the fault is gone, and the tier was not used again"
         # Once to store anew what the fault cost.
         self.row.after = "hits at once" if asked <= 1 else "hits again, by itself"
+
+    def recovers_above(self, question: Question) -> None:
+        """The same where there is no lower tier: the arena serves."""
+        self.bench.forget()
+        if self.bench.ask(question) < ALL:
+            self.bench.forget()
+            assert self.bench.ask(question) == ALL, "what was computed was not stored"
+        self.row.after = "hits at once"
+
+    def loads_again(self, question: Question, tier: str) -> None:
+        """The same where the engine weighs loading against computing."""
+        before = self.bench.counted(tier)["hits"]
+        end = time.monotonic() + PATIENCE
+        while self.bench.counted(tier)["hits"] == before:
+            assert time.monotonic() < end, "the tier is quick again, and was not used again"
+            self.below(question)
+        self.row.after = "hits again, by itself"
 
     def below(self, question: Question) -> int:
         """Ask once more, with nothing of it in the arena or on the GPU."""
