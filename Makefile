@@ -1,6 +1,8 @@
 # make demo   a real vLLM server with kvtiers: cold, GPU, CPU and filesystem hits, timed
 # make test   all tests
 # make check  format, lint, types
+# make faults every fault of docs/reliability.md, put in for real; writes its table
+# make soak   load and random faults for 30 minutes; ARGS="--minutes 5 --seed 7"
 # make bench  kvtiers and vLLM's own tiering in turns; writes the README's numbers
 SHELL := /bin/sh
 BIN := .venv/bin
@@ -10,7 +12,7 @@ PACKAGES := connector tiers policies tools
 # finds; a folder of links with the packages' real names it sees.
 LINKS := .cache/mypy-path/kvtiers
 
-.PHONY: install demo check test test-unit bench clean
+.PHONY: install demo check test test-unit faults soak bench clean
 
 install: $(INSTALLED)
 
@@ -36,6 +38,12 @@ test: test-unit
 	$(BIN)/python -m pytest tests/services
 	$(BIN)/python -m pytest tests -m "contract or packaging"
 	$(BIN)/python -m pytest tests -m e2e
+
+faults: $(INSTALLED)
+	$(BIN)/python -m pytest tests/faults -m e2e --write-reliability $(ARGS)
+
+soak: $(INSTALLED)
+	$(BIN)/python tests/soak/soak.py $(ARGS)
 
 bench: $(INSTALLED)
 	$(BIN)/python -m benchmarks.ttft --json benchmarks/results/ttft.json $(ARGS)

