@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from engine import Engine, cpu, fs
+from engine import Engine, chunk_files, cpu, fs
 from kvtiers.policies import PolicyRequest, Run
 from kvtiers.tiers.base import ChunkKey
 from models import prompts
@@ -59,6 +59,35 @@ def test_a_policy_is_told_the_salt_as_tenant(llama: Path, monkeypatch: pytest.Mo
         engine.ask(prompt, 1)
     assert requests == [("red", {"red"}), ("", {""})]
     assert admitted == ["red", ""]
+
+
+def test_a_tenant_within_its_quota_keeps_its_hits_whatever_another_one_stores(
+    llama: Path, tmp_path: Path
+) -> None:
+    mine, *theirs = prompts(9, 300)
+    with Engine(llama) as engine:
+        without = [answer.tokens for answer in engine.ask_each([mine, *theirs], 4)]
+    with Engine(llama, [cpu()]) as engine:
+        engine.ask(mine, 4)
+        (size,) = {memory.nbytes for memory in engine.arena().values()}
+    # Room for eight chunks above and twice as many below; a prompt has two.
+    tiers = [cpu(f"{8 * size}"), fs(tmp_path, f"{16 * (size + 4096)}")]
+    with Engine(llama, tiers, extra={"tenant_quota": "25%"}) as engine:
+        answers = [engine.ask(mine, 4, **_BLUE)]
+        answers += [engine.ask(prompt, 4, **_RED) for prompt in theirs]
+        engine.run_until(lambda: len(chunk_files(tmp_path)) <= 2 + 4)
+        engine.reset_gpu()
+        assert engine.ask(mine, 4, **_BLUE).cached == 256
+        engine.drop_arena()
+        answers.append(engine.ask(mine, 4, **_BLUE))
+        assert answers[-1].cached == 256
+        assert engine.counts("fs")["hits"] == 2
+        # Whoever floods finds its own last prompts, and nobody else's.
+        engine.drop_arena()
+        answers.append(engine.ask(theirs[-1], 4, **_RED))
+        assert answers[-1].cached == 256
+        assert engine.ask(mine, 4, **_RED).cached == 0
+    assert [answer.tokens for answer in answers] == [*without, without[0], without[-1]]
 
 
 def test_logprobs_of_a_prompt_are_computed_whatever_the_tiers_hold(
