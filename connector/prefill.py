@@ -16,6 +16,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
+from statistics import median
 
 from kvtiers.policies import Run
 from kvtiers.policies.base import one_second_a_chunk
@@ -116,5 +117,5 @@ class PrefillClock:
         large = [(x, y) for n, x, y in self._measured if n >= _LARGE * self._largest]
         if len(large) < _LEAST:
             return None
-        self._line = robust_line(large, rising=False)
+        self._line = robust_line(large) or (median(y for _, y in large), 0.0)
         return self._line

@@ -122,7 +122,7 @@ class Lookups:
         if request.considered:
             return
         request.considered = True
-        if self._ahead.bounded or request.postponed:
+        if self._ahead.bounded:
             self._ahead.forget(request)
             self.plan(request)
         self._promotion.let_go(request)

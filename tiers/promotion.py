@@ -120,7 +120,7 @@ class Promotion:
             self._worth.computes(request, slow)
             request.give_up(slow)
         else:
-            request.postponed = True
+            # Asked for again when the engine looks.
             for key in slow:
                 request.wanted.pop(key, None)
         chunks = [self._residency.get(key) for key in request.wanted]

@@ -32,7 +32,6 @@ class RequestState:
         beyond_gpu: what of its runs the GPU did not hold when it arrived.
         considered: the engine has looked at it. Until then what is promoted for it is
             bounded by the prefetch window, and not held.
-        postponed: some of it was not worth promoting before the engine looks.
         weigh_at: when loading is weighed against computing again, while it waits for slots.
         deadline: when waiting ends, set by the first answer that was not final.
         expired: the deadline has passed; every chunk not in the arena is a miss.
@@ -60,7 +59,6 @@ class RequestState:
     windowed: frozenset[int] = frozenset()
     beyond_gpu: tuple[Run, ...] = ()
     considered: bool = False
-    postponed: bool = False
     weigh_at: float = 0.0
     deadline: float | None = None
     expired: bool = False

@@ -16,13 +16,11 @@ Point = tuple[float, float]
 _APART = 0.1
 
 
-def robust_line(points: Sequence[Point], *, rising: bool) -> tuple[float, float]:
-    """``(base, slope)`` of the line, neither below 0.
+def robust_line(points: Sequence[Point]) -> tuple[float, float] | None:
+    """``(base, slope)`` of the line, neither below 0; None if all x are much alike.
 
     Args:
-        points: at least one (x, y), none below 0.
-        rising: what to take y for if all x are alike, so that no slope can be seen:
-            for proportional to x, else for the same at every x.
+        points: (x, y), none below 0.
 
     """
     slopes = [
@@ -31,14 +29,11 @@ def robust_line(points: Sequence[Point], *, rising: bool) -> tuple[float, float]
         if abs(x2 - x1) > _APART * max(x1, x2)
     ]
     # Fewer pairs than points that stand apart: one odd point, and not a slope.
-    slope = max(0.0, median(slopes)) if len(slopes) >= len(points) else None
-    if slope is None:
-        return (0.0, _steepness(points)) if rising else (median(y for _, y in points), 0.0)
+    if len(slopes) < max(1, len(points)):
+        return None
+    slope = max(0.0, median(slopes))
     base = median(y - slope * x for x, y in points)
-    return (base, slope) if base >= 0 else (0.0, _steepness(points))
-
-
-def _steepness(points: Sequence[Point]) -> float:
-    """Slope of the line through the origin."""
-    ratios = [y / x for x, y in points if x > 0]
-    return median(ratios) if ratios else 0.0
+    if base >= 0:
+        return base, slope
+    # Through the origin, then.
+    return 0.0, median(y / x for x, y in points if x > 0)

@@ -9,6 +9,7 @@ for one that is late is kept from waiting too long by its patience (see ``worth`
 from __future__ import annotations
 
 from collections import deque
+from statistics import median
 
 from kvtiers.tiers.robust_line import Point, robust_line
 
@@ -25,11 +26,12 @@ class Speed:
     def __init__(self) -> None:
         self._points: deque[Point] = deque(maxlen=_WINDOW)
         self._line: tuple[float, float] | None = None
+        self._fresh = False
 
     def observe(self, amount: int, seconds: float) -> None:
         """A call that moved so many bytes, or asked for so many chunks, took so long."""
         self._points.append((float(amount), seconds))
-        self._line = None
+        self._fresh = True
 
     @property
     def known(self) -> bool:
@@ -46,7 +48,12 @@ class Speed:
         """Estimate for one call of that much; 0 before anything was measured."""
         if not self._points:
             return 0.0
-        if self._line is None:
-            self._line = robust_line(self._points, rising=True)
-        base, slope = self._line
-        return base + slope * amount
+        if self._fresh:
+            self._line, self._fresh = robust_line(self._points), False
+        if self._line is not None:
+            base, slope = self._line
+            return base + slope * amount
+        # Calls of one size do not tell latency from bandwidth. So smaller ones may take as
+        # long, and larger ones longer in proportion: the worse of the two is assumed.
+        usual = median(x for x, _ in self._points)
+        return median(y for _, y in self._points) * max(1.0, amount / max(usual, 1.0))

@@ -11,7 +11,6 @@ import pytest
 from hierarchy_kit import CHUNK, DEADLINE, DictTier, ManualWorkers, Stack, prefix
 from hypothesis import example, given, settings
 from kvtiers.policies import Run
-from kvtiers.tiers import Tier
 from kvtiers.tiers.requests import Lookup
 from kvtiers.tiers.workers import Op, OpKind
 
@@ -309,6 +308,48 @@ def test_hybrids_load_all_groups_or_none() -> None:
     assert sim.recomputed("disk") == 10
 
 
+def test_hybrids_load_from_a_quick_tier() -> None:
+    sim = sim_with(disk=QUICK)
+    runs = (prefix("h", 8), prefix("h", 8, group=1))
+    for run in runs:
+        sim.known(disk=run)
+    sim.stack.begin("hybrid", *runs, windowed=frozenset({1}))
+    assert not sim.h.waits("hybrid")
+    sim.stack.look("hybrid", runs[0])
+    sim.stack.look("hybrid", runs[1].tail(6))
+    sim.settle()
+    assert sim.stack.look("hybrid", runs[0]) == [HIT] * 8
+    assert sim.stack.look("hybrid", runs[1].tail(6)) == [HIT] * 2
+
+
+def test_an_answer_that_nobody_waits_for_starts_no_read() -> None:
+    sim = Sim(Computer(0.01), disk=(1.0, 0.001))
+    sim.measure("disk")
+    for _ in range(3):
+        sim.h._lower[0].lookups.observe(1, 1.0)
+    unknown = prefix("unknown", 16)
+    sim.tiers["disk"].put(unknown)
+    name = sim.begin(unknown)
+    assert sim.loadable(name, unknown) == 0
+    sim.h.admitted(name, {})
+    reads = sim.stack.workers["disk"].count(OpKind.READ)
+    sim.settle()
+    assert sim.stack.workers["disk"].count(OpKind.READ) == reads
+
+
+def test_a_miss_says_nothing_of_how_fast_hits_are() -> None:
+    sim = sim_with(disk=SLOW)
+    gone = [prefix(f"gone{i}", 16) for i in range(5)]
+    for run in gone:
+        sim.known(disk=run)
+    sim.tiers["disk"].chunks.clear()
+    sim.costs["disk"] = QUICK
+    sim.computer.known = False
+    for run in gone:
+        assert sim.ask(run)[0] == 0
+    assert sim.h._lower[0].reads.seconds(CHUNK) > 0.1
+
+
 def test_without_measurements_everything_is_loaded() -> None:
     sim = sim_with(disk=SLOW)
     sim.computer.known = False
@@ -353,6 +394,23 @@ def test_a_call_that_hangs_takes_its_thread_and_not_the_tier() -> None:
     disk.running.remove(op)
     sim.stack.clock.now += 1.0
     assert sim.ask(RUN)[0] == 16, "1.6 s to compute, half a second on the other thread"
+
+
+def test_a_load_is_weighed_again_when_a_read_was_late() -> None:
+    """The first read of two says that the second one is not worth its while."""
+    sim = sim_with(Computer(1.0), disk=QUICK)
+    name = sim.begin(RUN)
+    assert sim.loadable(name, RUN) is None
+    sim.h.tick()
+    first, second = sim.stack.workers["disk"].of(OpKind.READ)
+    tier = sim.h._lower[0]
+    for _ in range(9):
+        tier.reads.observe(8 * CHUNK, 20.0)
+    first.seconds = 50.0
+    sim.stack.workers["disk"].begin(first)
+    sim.stack.workers["disk"].end(first)
+    assert sim.loadable(name, RUN) == 8, "no time has passed"
+    assert second in tier.ops, "it lands for others"
 
 
 # A tier that was too slow ----------------------------------------------------
@@ -458,9 +516,7 @@ def test_requests_that_wait_for_a_tier_that_hangs_do_not_give_up_all_at_once(
         assert deadline == pytest.approx(computed)
 
 
-def test_the_size_of_a_chunk_is_what_speeds_are_measured_in() -> None:
+def test_how_long_a_chunk_takes_is_told() -> None:
     sim = sim_with(disk=(0.0, 0.25))
     (stats,) = (s for s in sim.h.stats() if s.name == "disk")
-    assert stats.read_seconds == pytest.approx(0.25)
-    tier: Tier = sim.tiers["disk"]
-    assert tier.payload_bytes == CHUNK
+    assert stats.read_seconds == 0.5, "calls of two; one may take as long"
