@@ -207,8 +207,9 @@ class Keeper:
         while not self._books.open:
             self._logs.fold()
             self._list_some()
-        victims = list(self._chunks.victims(self._excess()))
-        return len(victims), sum(map(self._chunks.bytes_of, victims))
+        self._logs.pass_over_dead()
+        there = [c for c in self._chunks.victims(self._excess()) if self._chunks.is_there(c)]
+        return len(there), sum(map(self._chunks.bytes_of, there))
 
     def resign(self) -> None:
         """Leave the lease to others at once. Raises LeaseLostError, or OSError."""

@@ -216,6 +216,10 @@ class KeptChunks:
                 need -= self.bytes_of(chunk)
                 most = None if most is None else most - 1
 
+    def is_there(self, chunk: bytes) -> bool:
+        """Whether there is a file to delete: what earlier holders evicted may count still."""
+        return os.path.lexists(self._place(chunk).path)
+
     def bytes_of(self, chunk: bytes) -> int:
         """What its file takes."""
         return self._facts(chunk).nbytes

@@ -94,6 +94,12 @@ class WriterLogs:
                 self._read(writer, folder + OVER)
                 self._end(writer)
 
+    def pass_over_dead(self) -> None:
+        """Count as if writers that ended had been fenced; for those who change nothing."""
+        for writer in list(self._books.writers.values()):
+            if not writer.over and has_ended(writer.owner):
+                self._end(writer)
+
     def positions(self) -> dict[str, Position]:
         """How much of each log was read, but for those that can be deleted."""
         return {

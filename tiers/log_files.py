@@ -124,7 +124,9 @@ class LogReader:
     def read(self, folder: str) -> list[Record | Header]:
         """What was appended since; stops where a record is not whole.
 
-        A segment that ends with a broken record ends there, once there is another.
+        A segment that ends with a broken record ends there, once there is another. The
+        header of a segment that was read before comes again, as who writes it is not
+        known from a snapshot.
         """
         found: list[Record | Header] = []
         for number in segment_numbers(folder):
@@ -139,12 +141,13 @@ class LogReader:
     def _rest(self, path: str) -> list[Record | Header]:
         try:
             with open(path, "rb") as file:
+                before: list[Record | Header] = []
                 if self._decoder is None:
                     self._decoder = Decoder()
-                    self._decoder.feed(file.read(self.offset))
+                    before, _ = self._decoder.feed(file.read(self.offset))
                 file.seek(self.offset)
                 found, used = self._decoder.feed(file.read())
         except FileNotFoundError:
             return []
         self.offset += used
-        return found
+        return [record for record in before if isinstance(record, Header)] + found

@@ -103,14 +103,14 @@ class Engine:
     def write(self, *keys: ChunkKey) -> list[WriteOutcome]:
         """Store chunks; refuses at once for want of a grant."""
         with mock.patch.object(membership, "WAIT_SECONDS", 0.0):
-            return self.tier.write(keys, [_filled(k) for k in keys])
+            return self.tier.write(keys, [filled(k) for k in keys])
 
     def read(self, *keys: ChunkKey) -> list[ReadOutcome]:
         """Load chunks, and check that a hit holds what was stored."""
         buffers = [aligned_buffer(PAYLOAD) for _ in keys]
         outcomes = self.tier.read(keys, buffers)
         for k, buffer, outcome in zip(keys, buffers, outcomes, strict=True):
-            assert outcome is not ReadOutcome.HIT or buffer == _filled(k)
+            assert outcome is not ReadOutcome.HIT or buffer == filled(k)
         return outcomes
 
     def counted(self) -> set[str]:
@@ -125,7 +125,8 @@ class Engine:
         self.tier.close()
 
 
-def _filled(k: ChunkKey) -> memoryview:
+def filled(k: ChunkKey) -> memoryview:
+    """The chunk's payload, which follows from its key."""
     buffer = aligned_buffer(PAYLOAD)
     buffer[:] = (k.hash * PAYLOAD)[:PAYLOAD]
     return buffer

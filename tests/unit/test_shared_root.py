@@ -54,10 +54,10 @@ class Pair:
     def engine(self) -> Engine:
         return Engine(self.root, CAPACITY, self.clock)
 
-    def fill(self, engine: Engine, rounds: int = 7) -> None:
-        """The engine stores all it may, for so long that others are given up."""
+    def fill(self, engine: Engine, rounds: int = 7, seconds: float = AWAY) -> None:
+        """The engine stores all it may; others are given up if it takes that long."""
         for prompt in range(10, 10 + rounds):
-            self.clock.now += AWAY
+            self.clock.now += seconds
             engine.step()
             engine.write(*(key(n, prompt=prompt) for n in range(3)))
             self.check()
@@ -69,7 +69,7 @@ class Pair:
         """Whoever keeps the bound counts every file, and has room for more."""
         self.check()
         late = self.engine()
-        self.fill(late)
+        self.fill(late, rounds=3)
         late.step()
         assert late.keeps
         assert set(map(str, files_of(self.root))) <= late.counted()
@@ -157,6 +157,63 @@ def test_one_that_was_given_up_and_goes_on_cannot_break_the_bound(tmp_path, acti
             engine.write(*(key(n, prompt=5) for n in range(2)))
             pair.check()
         pair.take_stock()
+
+
+def test_what_is_about_to_appear_is_not_taken_for_evicted(tmp_path):
+    """The root fills and is evicted from, over and over, while a store hangs."""
+    for count, pair in every_call(tmp_path):
+        passed = []
+
+        def meanwhile(pair=pair, passed=passed) -> None:
+            passed.append(1)
+            pair.fill(pair.holder, rounds=9, seconds=1.0)
+            pair.holder.step()
+
+        with before_call(count, meanwhile):
+            store(pair.other)()
+        pair.check()
+        if not passed:
+            break
+        settled([pair.other, pair.holder])
+        assert set(map(str, files_of(pair.root))) <= pair.holder.counted()
+
+
+def test_what_one_found_gone_another_may_be_about_to_store(tmp_path):
+    for count, pair in every_call(tmp_path):
+        third = pair.engine()
+        settled([third, pair.holder])
+        passed = []
+
+        def meanwhile(pair=pair, third=third, passed=passed) -> None:
+            passed.append(1)
+            pair.holder.step()
+            third.read(key(0, prompt=2), key(1, prompt=2))
+            settled([third, pair.holder])
+
+        with before_call(count, meanwhile):
+            store(pair.other)()
+        if not passed:
+            break
+        settled([pair.other, third, pair.holder])
+        assert set(map(str, files_of(pair.root))) <= pair.holder.counted()
+
+
+def test_what_a_former_holder_granted_still_counts(tmp_path):
+    pair = Pair(tmp_path)
+    third = pair.engine()
+    settled([third, pair.holder, pair.other])
+    before = pair.other.keeping.member._limit - pair.other.keeping.member._log.announced
+    assert before >= FILE
+    pair.clock.now += PATIENCE + 1  # the holder is silent, and the others are not given up
+    settled([third], steps=1)
+    pair.clock.now += PATIENCE + 1
+    settled([third])
+    assert third.keeps
+    for prompt in range(10, 20):
+        third.write(*(key(n, prompt=prompt) for n in range(3)))
+        third.step()
+    pair.other.write(*(key(n, prompt=3) for n in range(before // FILE)))
+    pair.check()
 
 
 def test_two_keepers_at_once_are_harmless(tmp_path):
