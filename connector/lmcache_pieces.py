@@ -190,12 +190,16 @@ class Prefixes:
 
 
 def group_of(key: str) -> int:
-    """The KV-cache group in LMCache's ``model@rank@group@hash[@salt]``, 0 if there is none."""
+    """The KV-cache group in LMCache's ``model@rank@group@hash[@salt]``, 0 if there is none.
+
+    Names may be anything, and the directory keeps groups in 16 bits.
+    """
     fields = key.split("@")
     try:
-        return int(fields[2], 16)
+        group = int(fields[2], 16)
     except (IndexError, ValueError):
         return 0
+    return group if 0 <= group < 1 << 16 else 0
 
 
 def tenant_of(key: str) -> str:
