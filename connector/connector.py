@@ -254,7 +254,8 @@ class TieredKVConnector(OffloadingConnector):  # type: ignore[misc]  # vLLM is u
         admit it again with a load. vLLM 0.32 takes that load for an older store that
         must be flushed for the preemption, and ends the engine over it.
         """
-        self._manager.step_scheduled(compat.step_spans(scheduler_output))
+        tokens = scheduler_output.total_num_scheduled_tokens
+        self._manager.step_scheduled(tokens, compat.step_spans(scheduler_output))
         self._offer_again()
         preempted = scheduler_output.preempted_req_ids or ()
         reloading = {job.req_id for job in self.scheduler._current_batch_load_jobs.values()}  # noqa: SLF001 - in the contract

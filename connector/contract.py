@@ -221,7 +221,7 @@ ENTRIES: tuple[Entry, ...] = (
         "SchedulerOutput",
         "which requests a step starts, preempts and ends",
         fields="scheduled_new_reqs scheduled_cached_reqs preempted_req_ids finished_req_ids "
-        "num_scheduled_tokens",
+        "num_scheduled_tokens total_num_scheduled_tokens",
     ),
     Class(
         "vllm.v1.core.sched.output",

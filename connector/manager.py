@@ -183,10 +183,10 @@ class TieredOffloadingManager(OffloadingManager):  # type: ignore[misc]  # vLLM 
 
     # Steps -------------------------------------------------------------------
 
-    def step_scheduled(self, spans: Iterable[Span]) -> None:
-        """A step begins that computes this."""
+    def step_scheduled(self, tokens: int, spans: Iterable[Span]) -> None:
+        """A step begins that computes so many tokens: these."""
         if self._prefill is not None:
-            self._prefill.scheduled(spans)
+            self._prefill.scheduled(tokens, spans)
 
     def step_executed(self) -> None:
         """The output of the oldest step under way is here."""

@@ -63,15 +63,16 @@ class PrefillClock:
         self._largest = 0
         self._line: tuple[float, float] | None = None
 
-    def scheduled(self, spans: Iterable[Span]) -> None:
-        """A step begins that computes this."""
-        tokens, products = 0, 0.0
-        for before, new in spans:
-            tokens += new
-            products += new * (before + new / 2)
+    def scheduled(self, tokens: int, spans: Iterable[Span]) -> None:
+        """A step begins that computes so many tokens.
+
+        Where they stand is not looked at for the many small steps that say nothing.
+        """
+        large = tokens > 0 and tokens >= _LARGE * self._largest
+        products = sum(new * (before + new / 2) for before, new in spans) if large else 0.0
         if len(self._steps) == _MOST_UNDER_WAY:
             self._steps.clear()
-        self._steps.append((self._clock(), tokens, products / tokens if tokens else 0.0))
+        self._steps.append((self._clock(), tokens, products / tokens if large else 0.0))
 
     def executed(self) -> None:
         """The oldest step's output is here."""

@@ -22,7 +22,7 @@ class Engine:
 
     def step(self, *spans: Span, idle: float = 0.0) -> None:
         self.now += idle
-        self.clock.scheduled(spans)
+        self.clock.scheduled(sum(new for _, new in spans), spans)
         self.now += self.cost(spans)
         self.clock.executed()
 
@@ -56,10 +56,10 @@ def test_time_without_work_counts_for_nothing() -> None:
 
 def test_a_step_that_is_scheduled_while_another_runs_has_its_own_share() -> None:
     engine = Engine()
-    engine.clock.scheduled([(0, 1024)])
+    engine.clock.scheduled(1024, [(0, 1024)])
     for _ in range(4):
         engine.now += 0.1
-        engine.clock.scheduled([(0, 1024)])
+        engine.clock.scheduled(1024, [(0, 1024)])
         engine.now += 1024 * TOKEN - 0.1
         engine.clock.executed()
     assert engine.clock.seconds(run(0, 8)) == pytest.approx(1024 * TOKEN)
@@ -69,7 +69,7 @@ def test_steps_without_tokens_are_none() -> None:
     engine = Engine()
     for _ in range(3):
         engine.step((0, 1024))
-        engine.clock.scheduled([])
+        engine.clock.scheduled(0, [])
         engine.now += 7.0
         engine.clock.executed()
     assert engine.clock.seconds(run(0, 8)) == pytest.approx(1024 * TOKEN)
@@ -88,7 +88,7 @@ def test_small_steps_say_nothing_of_large_ones() -> None:
     for _ in range(3):
         engine.step((0, 1024))
     for _ in range(100):
-        engine.clock.scheduled([(4096, 1)])
+        engine.clock.scheduled(1, [(4096, 1)])
         engine.now += 0.03
         engine.clock.executed()
     assert engine.clock.seconds(run(0, 8)) == pytest.approx(1024 * TOKEN)
@@ -97,7 +97,7 @@ def test_small_steps_say_nothing_of_large_ones() -> None:
 def test_a_large_step_replaces_what_small_ones_said() -> None:
     engine = Engine()
     for _ in range(9):
-        engine.clock.scheduled([(0, 32)])
+        engine.clock.scheduled(32, [(0, 32)])
         engine.now += 5.0
         engine.clock.executed()
     for _ in range(3):
@@ -108,7 +108,7 @@ def test_a_large_step_replaces_what_small_ones_said() -> None:
 def test_one_step_that_stalls_changes_nothing() -> None:
     engine = Engine()
     for stall in (0.0, 0.0, 60.0, 0.0, 0.0):
-        engine.clock.scheduled([(0, 1024)])
+        engine.clock.scheduled(1024, [(0, 1024)])
         engine.now += 1024 * TOKEN + stall
         engine.clock.executed()
     assert engine.clock.seconds(run(0, 8)) == pytest.approx(1024 * TOKEN)
@@ -134,7 +134,7 @@ def test_prompts_under_way_keep_the_engine_busy() -> None:
 def test_ends_that_are_never_told_mix_nothing_up_for_ever() -> None:
     engine = Engine()
     for _ in range(200):
-        engine.clock.scheduled([(0, 1024)])
+        engine.clock.scheduled(1024, [(0, 1024)])
     while engine.clock._steps:
         engine.clock.executed()
     engine.clock.executed()
