@@ -22,8 +22,9 @@ if TYPE_CHECKING:
 
 _NO_TOUCH = [b"CLIENT", b"NO-TOUCH", b"ON"]
 _WOULD_RENEW = (
-    "{} is older than Redis 7.2 and would take reading a chunk for a use of it: all chunks would "
-    "look equally young, and be evicted in no good order. Use --renew-use if that does no harm."
+    "{} is older than Redis 7.2, or does not let this user say CLIENT NO-TOUCH, and would take "
+    "reading a chunk for a use of it: all chunks would look equally young, and be evicted in no "
+    "good order. Use --renew-use if that does no harm."
 )
 
 

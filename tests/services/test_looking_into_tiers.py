@@ -259,7 +259,7 @@ def test_a_redis_that_would_renew_uses_is_read_only_when_told_to(
     place.store(*CHUNKS)
     assert cli.main(["verify", *place.words]) == 2
     told = capsys.readouterr()
-    assert "older than Redis 7.2 and would take reading a chunk for a use of it" in told.err
+    assert "older than Redis 7.2" in told.err
     assert told.out == ""
     assert cli.main(["verify", *place.words, "--renew-use"]) == 0
 
