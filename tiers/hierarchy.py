@@ -520,6 +520,9 @@ class Hierarchy:
             self._eviction.expire()
             for tier in self._lower:
                 self._eviction.look_around(tier)
+                # What kept it from making room, or use of it, may have ended without an op.
+                self._eviction.enforce(tier)
+                self._spill.resume(tier)
             self._ahead.anticipate()
 
     # While the engine idles --------------------------------------------------

@@ -620,11 +620,10 @@ class Machine(RuleBasedStateMachine):
         assert self.h.pinned() == 0
         assert self.h.idle()
         if isinstance(self.h.policy, QuotaPolicy):
-            # Nothing is pinned or still to be stored, and the policy is asked what is to go.
-            for tier in self.h._lower:
-                tier.backlog.clear()
-            self.clock.now += 2.0
-            self.stack.settle()
+            # Nothing is pinned. First what is still to be stored, then what is to go.
+            for _ in range(8):
+                self.clock.now += 2.0
+                self.stack.settle()
             assert not self.h.policy._ledgers["cpu"]._above, "a tenant is above its quota"
         for tier in self.h._lower:
             assert (tier.storing, tier.removing, len(tier.reading)) == (0, False, 0)
