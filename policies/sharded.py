@@ -7,7 +7,7 @@ which a key's hash picks one, grow one at a time.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Iterator
+from collections.abc import Hashable, Iterable, Iterator, Mapping
 from typing import Generic, TypeVar
 
 K = TypeVar("K", bound=Hashable)
@@ -47,6 +47,19 @@ class ShardedDict(Generic[K, V]):
         shards = self._shards
         for key in keys:
             shards[hash(key) & _MASK][key] = value
+
+    def update(self, entries: Mapping[K, V]) -> None:
+        """Set all of these."""
+        for key, value in entries.items():
+            self[key] = value
+
+    def pop(self, key: K, default: V) -> V:
+        """Take ``key`` out. Returns its value, ``default`` if there is none."""
+        return self._shards[hash(key) & _MASK].pop(key, default)
+
+    def pieces(self) -> Iterator[Mapping[K, V]]:
+        """What it is made of, to be read only."""
+        return iter(self._shards)
 
     def parts(self) -> Iterator[list[K]]:
         """All keys, some at a time; others may come and go in between."""

@@ -16,6 +16,7 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 
+from kvtiers.policies.sharded import ShardedDict
 from kvtiers.tiers.base import Usage
 
 
@@ -31,7 +32,8 @@ class Ledger:
         self._limit = limit
         self._changed = threading.Condition()
         self._scanning = threading.Lock()
-        self._sizes: dict[bytes, int] = {}
+        # In the scheduler's process a dict of a million names would stop it as it grows.
+        self._sizes: ShardedDict[bytes, int] = ShardedDict()
         self._nbytes = 0
         self._reserved = 0
         self._busy: set[bytes] = set()
@@ -95,31 +97,35 @@ class Ledger:
             self._note(name, None)
 
     @contextlib.contextmanager
-    def scanning(self) -> Iterator[dict[bytes, int]]:
-        """Replace what is known by what the caller puts into the dict, name to size.
+    def scanning(self) -> Iterator[ShardedDict[bytes, int]]:
+        """Replace what is known by what the caller puts into the map, name to size.
 
         Leave it with an exception and all stays as it is.
         """
-        found: dict[bytes, int] = {}
+        found: ShardedDict[bytes, int] = ShardedDict()
         with self._scanning:
             with self._changed:
                 self._since = {}
             try:
                 yield found
                 with self._changed:
+                    before = self._sizes
                     self._settle(found, self._since)
+                # Step by step, as other threads wait for the interpreter while it frees.
+                for _ in before.give_back():
+                    pass
             finally:
                 with self._changed:
                     self._since = None
 
-    def _settle(self, found: dict[bytes, int], since: dict[bytes, int | None]) -> None:
+    def _settle(self, found: ShardedDict[bytes, int], since: dict[bytes, int | None]) -> None:
         for name, nbytes in since.items():
             if nbytes is None:
-                found.pop(name, None)
+                found.pop(name, 0)
             else:
                 found[name] = nbytes
-        self._sizes = dict(found)
-        self._nbytes = sum(found.values())
+        self._sizes = found
+        self._nbytes = sum(sum(piece.values()) for piece in found.pieces())
 
     def _note(self, name: bytes, nbytes: int | None) -> None:
         if self._since is not None:

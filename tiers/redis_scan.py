@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING
 
+from kvtiers.policies.sharded import ShardedDict
 from kvtiers.tiers.base import ChunkKey, Entry, Namespace
 from kvtiers.tiers.named_ledger import Ledger
 from kvtiers.tiers.redis_about import AboutBook, facts_in
@@ -56,12 +57,17 @@ class Scanner:
         """Every chunk of every namespace, and what is no chunk with key None."""
         # To its end first: until then the server may show a key twice, and the ledger
         # is to be settled even if the caller abandons the scan.
-        entries: dict[bytes, Entry] = {}
+        used: ShardedDict[bytes, float] = ShardedDict()
+        strangers: dict[bytes, Entry] = {}
         with self._ledger.scanning() as counted:
             for batch in self._batches():
-                entries.update(batch)
-            counted.update({n: e.nbytes for n, e in entries.items() if e.key is not None})
-        yield from entries.values()
+                chunks = {name: entry for name, entry in batch.items() if entry.key is not None}
+                strangers.update({n: entry for n, entry in batch.items() if n not in chunks})
+                used.update({name: entry.last_used for name, entry in chunks.items()})
+                counted.update({name: entry.nbytes for name, entry in chunks.items()})
+        yield from strangers.values()
+        for names in used.parts():
+            yield from (self._chunk(name, used.pop(name, 0.0)) for name in names)
 
     def namespaces(self, most: int) -> list[Namespace]:
         """See ``Tier.namespaces``: the last used first. Raises OSError, ``ReplyError``."""
@@ -109,12 +115,18 @@ class Scanner:
         return entries
 
     def _entry(self, session: Session, name: bytes, what: Found, used: float) -> Entry:
-        where = name.decode(errors="replace")
-        if what.hash is None:
-            [reply] = session.ask([[b"MEMORY", b"USAGE", name]])
-            return Entry(None, reply if isinstance(reply, int) else 0, used, where)
+        if what.hash is not None:
+            return self._chunk(name, used)
+        [reply] = session.ask([[b"MEMORY", b"USAGE", name]])
+        nbytes = reply if isinstance(reply, int) else 0
+        return Entry(None, nbytes, used, name.decode(errors="replace"))
+
+    def _chunk(self, name: bytes, used: float) -> Entry:
+        what = self._keys.parse(name)
+        assert what.hash is not None
         key = ChunkKey(self._book.known(what.namespace), what.hash)
-        return Entry(key, self._sizes.get(what.namespace, self._chunk_bytes), used, where)
+        nbytes = self._sizes.get(what.namespace, self._chunk_bytes)
+        return Entry(key, nbytes, used, name.decode(errors="replace"))
 
     def _learn_sizes(self, session: Session, found: Mapping[bytes, Found]) -> None:
         """Ask for the sizes of a few chunks of each namespace that is not this tier's own."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 
+from kvtiers.policies.sharded import ShardedDict
 from kvtiers.tiers.base import ChunkKey, Entry
 from kvtiers.tiers.fs_layout import FACTS, TEMPORARY, hash_of, is_chunk_folder
 from kvtiers.tiers.fs_namespace import NamespaceBook
@@ -42,7 +43,7 @@ class Scanner:
                 else:
                     yield from self._namespace(found, counted)
 
-    def _namespace(self, namespace: Found, counted: dict[bytes, int]) -> Iterator[Entry]:
+    def _namespace(self, namespace: Found, counted: ShardedDict[bytes, int]) -> Iterator[Entry]:
         folders = []
         for found in self._store.listing(namespace.path):
             if found.folder and is_chunk_folder(found.name):
