@@ -385,6 +385,7 @@ class FsTier(AtRestTier):
         try:
             stored = self._store(key, payload, self._layout.place(key), stamp)
             there = True
+            self._unreadable.discard(key)
         except OSError as error:
             return self._not_written(error)
         finally:

@@ -278,6 +278,7 @@ class TestNotOurs:
         read(us)
         them.remove([KEY])
         assert write(us) is WriteOutcome.STORED
+        assert us.contains([KEY]) == [True]
         assert read(us) is ReadOutcome.HIT
 
 
