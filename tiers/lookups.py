@@ -142,9 +142,9 @@ class Lookups:
         """
         now = self._residency.clock()
         if request.deadline is None:
-            computed = self._worth.patience(request)
-            request.impatient = computed < self._patience
-            request.deadline = now + min(computed, self._patience)
+            patience = self._worth.patience(request, self._patience)
+            request.impatient = patience < self._patience
+            request.deadline = now + patience
         if now < request.deadline:
             return False
         if request.impatient:

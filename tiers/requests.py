@@ -47,7 +47,6 @@ class RequestState:
         source: key -> tier that held it when it was promoted, since it last started.
         served: the same as of when it started: what it was served from.
         started: the engine has run it, and may have preempted it since.
-        computes: it is to compute what a tier holds, and has not started.
         alone: seconds to compute all of it, None if nobody knows.
         impatient: its wait ends when it would have been computed, before its patience.
         stores: keys may be stored for it. False after a reset it lived through:
@@ -73,7 +72,6 @@ class RequestState:
     source: dict[bytes, str] = field(default_factory=dict)
     served: dict[bytes, str] = field(default_factory=dict)
     started: bool = False
-    computes: bool = False
     alone: float | None = None
     impatient: bool = False
     stores: bool = True
@@ -88,7 +86,7 @@ class RequestState:
 
     def start(self) -> None:
         """The engine runs it. If it is preempted, it may wait, and find, once more."""
-        self.started, self.computes = True, False
+        self.started = True
         self.deadline, self.impatient = None, False
         self.expired = False
         self.missed.clear()

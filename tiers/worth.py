@@ -38,6 +38,8 @@ from kvtiers.tiers.workers import Op, OpKind
 
 # A call that took, or takes, so many times as long as expected makes us think again.
 LATE = 2.0
+# So many seconds of the engine's time are as good as any more.
+_FAR = 60.0
 # How often a tier that is too slow is measured again, and how much of the time that takes.
 _MEASURE_SECONDS = 1.0
 _MEASURE_SHARE = 0.1
@@ -53,16 +55,27 @@ class Prefill(Protocol):
         """Seconds for which the engine computes prompts of requests that have started."""
 
 
-Missing = tuple[int, Chunk]
-"""A chunk that is not in the arena, and where it stands in its prompt."""
+# What is not in the arena and would come from a tier.
+_COMING = (State.ABSENT, State.PROMOTING)
 
 
 @dataclass(eq=False)
-class _Need:
-    """What of one tier has to come before a load can begin."""
+class _Stretch:
+    """Missing chunks that follow one another in a prompt and come from one tier.
 
+    Attributes:
+        tier: reads them, or would.
+        start, end: where they stand in their run.
+        keys: of them all.
+        awaited: those that are being read.
+
+    """
+
+    tier: LowerTier
+    start: int
+    end: int = 0
+    keys: list[bytes] = field(default_factory=list)
     awaited: set[bytes] = field(default_factory=set)
-    to_read: int = 0
 
 
 class Worth:
@@ -84,35 +97,36 @@ class Worth:
         self._residency = residency
         self._requests = requests
         self._prefill = prefill
+        # Requests that are to compute what tiers hold, until they start.
+        self._computing: dict[str, RequestState] = {}
         # Chunks that a tier was too slow for: tier -> what to measure it with.
         self._samples: dict[str, list[bytes]] = {}
         self._measured_at: dict[str, float] = {}
 
-    def patience(self, request: RequestState) -> float:
-        """Seconds after which computing would have brought the request as far."""
+    def patience(self, request: RequestState, most: float) -> float:
+        """Seconds after which computing would have brought the request as far, or ``most``."""
         own = self._alone(request)
         if own is None:
-            return math.inf
-        return own + self._engine(self._before(request))
+            return most
+        return min(most, own + self._engine(self._before(request), most))
 
     def too_slow(self, request: RequestState) -> list[bytes]:
         """Chunks that the request wants or awaits, and that are sooner computed."""
         if self._prefill is None or not (request.wanted or request.awaited):
             return []
+        stretches = self._stretches(request)
         one_group = len(request.beyond_gpu) == 1 and not request.windowed
-        missing = list(self._missing(request))
-        ends = self._ends(missing) if one_group else [0, len(missing)]
         queue = self._engine(self._ahead_of(request))
-        best, least = len(missing), math.inf
+        best, least = len(stretches), math.inf
         # From the longest load on: at a tie the engine's time is saved.
-        for end in sorted(ends, reverse=True):
-            compute = self._compute(request, missing, end)
+        for loaded in range(len(stretches), -1, -1) if one_group else (len(stretches), 0):
+            compute = self._compute(request, stretches[loaded:], one_group)
             if compute is None:
                 return []
-            seconds = max(self._landing(missing[:end]), queue) + compute
+            seconds = max(self._landing(stretches[:loaded]), queue) + compute
             if seconds < least:
-                best, least = end, seconds
-        return [chunk.key for _, chunk in missing[best:]]
+                best, least = loaded, seconds
+        return [key for stretch in stretches[best:] for key in stretch.keys]
 
     def slow_to_say(self, request: RequestState) -> list[tuple[LowerTier, Op]]:
         """Lookups under way after which, and after a load, computing would have been quicker."""
@@ -134,7 +148,7 @@ class Worth:
 
     def computes(self, request: RequestState, keys: Iterable[bytes]) -> None:
         """The request computes these chunks although a tier holds them: count, and measure."""
-        request.computes = True
+        self._computing[request.facts.request_id] = request
         counts: Counter[str] = Counter()
         for key in keys:
             chunk = self._residency.get(key)
@@ -182,15 +196,23 @@ class Worth:
         known = [seconds for seconds in times if seconds is not None]
         return max(known, default=0.0) if len(known) == len(times) else None
 
-    def _engine(self, before: Iterable[RequestState]) -> float:
-        """Seconds until the engine has computed what it is at, and these."""
+    def _engine(self, before: Iterable[RequestState], most: float = _FAR) -> float:
+        """Seconds until the engine has computed what it is at, and these; or ``most``."""
         assert self._prefill is not None
-        return self._prefill.busy() + sum(self._alone(request) or 0.0 for request in before)
+        seconds = self._prefill.busy()
+        for request in before:
+            if seconds >= most:
+                return most
+            seconds += self._alone(request) or 0.0
+        return seconds
 
     def _before(self, request: RequestState) -> Iterator[RequestState]:
         """Who came earlier and waits as well."""
-        earlier = takewhile(lambda other: other is not request, self._requests.values())
-        return (other for other in earlier if not other.started)
+        for other in self._requests.values():
+            if other is request:
+                return
+            if not other.started:
+                yield other
 
     def _ahead_of(self, request: RequestState) -> Iterator[RequestState]:
         """Who will keep the engine busy when the request has its chunks.
@@ -198,36 +220,48 @@ class Worth:
         For one that the engine has not come to, all that came earlier: as without a cache.
         """
         if not request.considered:
-            return self._before(request)
-        return (
-            other
-            for other in self._requests.values()
-            if other.computes and not other.started and other is not request
-        )
+            yield from self._before(request)
+            return
+        for name, other in list(self._computing.items()):
+            if other.started or self._requests.get(name) is not other:
+                del self._computing[name]
+            elif other is not request:
+                yield other
 
     def _compute(
-        self, request: RequestState, missing: Sequence[Missing], loaded: int
+        self, request: RequestState, left: Sequence[_Stretch], one_group: bool
     ) -> float | None:
-        """Seconds to compute what is missing and not loaded, and all that builds on it."""
-        if loaded == len(missing):
+        """Seconds to compute what is not loaded, and all that builds on it."""
+        if not left:
             return self._longest(())
-        if len(request.beyond_gpu) > 1 or request.windowed:
+        if not one_group:
             # One group without its chunks is enough for all to be computed.
             return self._alone(request)
         (run,) = request.beyond_gpu
-        (start, _), (last, _) = missing[loaded], missing[-1]
-        return self._longest([run.head(last + 1).tail(start)])
+        return self._longest([run.head(left[-1].end).tail(left[0].start)])
 
     # Loading ----------------------------------------------------------------
 
-    def _missing(self, request: RequestState) -> Iterator[Missing]:
+    def _stretches(self, request: RequestState) -> list[_Stretch]:
         """What the request waits for, in the order of its prompt."""
+        stretches: list[_Stretch] = []
         for run in request.beyond_gpu:
+            current: _Stretch | None = None
             for index, key in enumerate(run.chunks):
-                if key in request.awaited or key in request.wanted:
-                    chunk = self._residency.get(key)
-                    if chunk is not None and chunk.state in (State.ABSENT, State.PROMOTING):
-                        yield index, chunk
+                if key not in request.awaited and key not in request.wanted:
+                    continue
+                chunk = self._residency.get(key)
+                tier = self._tier_of(chunk) if chunk is not None else None
+                if chunk is None or tier is None or chunk.state not in _COMING:
+                    continue
+                if current is None or current.tier is not tier:
+                    current = _Stretch(tier, index)
+                    stretches.append(current)
+                current.end = index + 1
+                current.keys.append(chunk.key)
+                if chunk.state is State.PROMOTING:
+                    current.awaited.add(chunk.key)
+        return stretches
 
     def _tier_of(self, chunk: Chunk) -> LowerTier | None:
         """The tier that reads the chunk now, or would."""
@@ -237,33 +271,22 @@ class Worth:
                     return tier
         return self._residency.source(chunk)
 
-    def _ends(self, missing: Sequence[Missing]) -> list[int]:
-        """Where stretches of one tier begin and end."""
-        tiers = [self._tier_of(chunk) for _, chunk in missing]
-        changes = [i for i in range(1, len(tiers)) if tiers[i] is not tiers[i - 1]]
-        return [0, *changes, len(missing)]
-
-    def _landing(self, missing: Sequence[Missing]) -> float:
+    def _landing(self, stretches: Sequence[_Stretch]) -> float:
         """Seconds until these are in the arena."""
-        needs: dict[str, _Need] = {}
-        for _, chunk in missing:
-            tier = self._tier_of(chunk)
-            if tier is None:
-                continue
-            need = needs.setdefault(tier.name, _Need())
-            if chunk.state is State.PROMOTING:
-                need.awaited.add(chunk.key)
-            else:
-                need.to_read += 1
-        tiers = [(self._residency.named(name), need) for name, need in needs.items()]
-        return max((self._seconds(tier, need) for tier, need in tiers if tier), default=0.0)
+        by_tier: dict[str, list[_Stretch]] = {}
+        for stretch in stretches:
+            by_tier.setdefault(stretch.tier.name, []).append(stretch)
+        return max(map(self._seconds, by_tier.values()), default=0.0)
 
-    def _seconds(self, tier: LowerTier, need: _Need) -> float:
-        if need.to_read:
-            return self._to_read(tier, need.to_read)
+    def _seconds(self, of_tier: Sequence[_Stretch]) -> float:
+        tier = of_tier[0].tier
+        to_read = sum(len(stretch.keys) - len(stretch.awaited) for stretch in of_tier)
+        if to_read:
+            return self._to_read(tier, to_read)
+        awaited = set().union(*(stretch.awaited for stretch in of_tier))
         last = None
         for op in tier.ops:
-            if op.kind is OpKind.READ and any(key.hash in need.awaited for key in op.keys):
+            if op.kind is OpKind.READ and any(key.hash in awaited for key in op.keys):
                 last = op
         return self._after(tier, last) if last is not None else 0.0
 
