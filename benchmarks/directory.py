@@ -155,6 +155,7 @@ class Loop:
         self._chunks = chunks
         self._random = random.Random(1)
         self._steps = 0
+        self._waiting = ""
         # No lists: the collector would walk them.
         self.lookups, self.lookups_cpu = array("d"), array("d")
         self.pause_cpu = self.pause_wall = 0.0
@@ -168,11 +169,15 @@ class Loop:
     def step(self, work: Callable[[], None] = lambda: None) -> None:
         """One step of an engine, and ``work`` in it."""
         self._steps += 1
-        name = str(self._steps)
         first = self._random.randrange(self._chunks // _PROMPT) * _PROMPT
         run = Run(tuple(map(hash_of, range(first, first + _PROMPT))), 0, ALIGNMENT)
         self._note()
-        self._hierarchy.begin(PolicyRequest(name, (run,)))
+        # Nobody's, so that nothing is promoted for it, while the last request waits.
+        name = ""
+        if self._hierarchy.idle():
+            self._hierarchy.end(self._waiting)
+            name = self._waiting = str(self._steps)
+            self._hierarchy.begin(PolicyRequest(name, (run,)))
         for key in run.chunks:
             assert isinstance(key, bytes)
             # What has landed meanwhile is taken in here, and not in the lookup.
@@ -182,7 +187,6 @@ class Loop:
             self._hierarchy.lookup(name, key)
             self.lookups.append(time.perf_counter() - begun)
             self.lookups_cpu.append(time.thread_time() - cpu)
-        self._hierarchy.end(name)
         self._note()
         work()
         self._note()
@@ -272,13 +276,10 @@ def _store(hierarchy: Hierarchy, first: int) -> None:
     hierarchy.stored([key for key, _ in taken])
 
 
-def memory(names: Sequence[str], chunks: int) -> Iterator[Memory]:
+def memory(name: str, alone: float, chunks: int) -> Memory:
     """Bytes a chunk, all in all and of the policy."""
-    alone = _bytes(Nothing, chunks)
-    yield Memory("none", round(alone, 1), 0.0)
-    for name in names:
-        total = _bytes(POLICIES[name], chunks)
-        yield Memory(name, round(total, 1), round(total - alone, 1))
+    total = _bytes(POLICIES[name], chunks)
+    return Memory(name, round(total, 1), round(total - alone, 1))
 
 
 def _bytes(policy: type[Policy], chunks: int) -> float:
@@ -316,17 +317,23 @@ def main(argv: Sequence[str] | None = None) -> None:
     begun = time.thread_time()
     gc.collect()
     record.bare_collection_ms = round((time.thread_time() - begun) * 1e3, 2)
-    for name in options.policies:
-        for phase in phases(name, options.chunks):
-            record.phases.append(phase)
-            console.print(phase)
-    console.print(table(record))
-    for used in memory(options.policies, options.chunks):
-        record.memory.append(used)
-        console.print(used)
+    for event in _measure(options.policies, record):
+        console.print(event)
         # A run is long: what it has measured outlives an interruption.
         if options.json:
             record.save(options.json)
+    console.print(table(record))
+
+
+def _measure(names: Sequence[str], record: DirectoryRecord) -> Iterator[Phase | Memory]:
+    alone = 0.0
+    for name in names:
+        for phase in phases(name, record.chunks):
+            record.phases.append(phase)
+            yield phase
+        alone = alone or _bytes(Nothing, record.chunks)
+        record.memory.append(memory(name, alone, record.chunks))
+        yield record.memory[-1]
 
 
 if __name__ == "__main__":
