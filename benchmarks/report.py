@@ -131,11 +131,13 @@ def _together(record: Record) -> Iterator[Sequence[str]]:
 
 
 def _overhead(record: PairedRecord) -> Iterator[str]:
-    loads = len(record.of(overhead.PLAIN))
+    loads = record.of(overhead.PLAIN)
+    requests = len(next(iter(loads.values())).ttft_s)
     yield (
         "**Where kvtiers can't help.** With it over without it, the same server and the same "
-        f"loads in turns: geometric means of {loads} pairs, with 95 % confidence intervals "
-        f"(bootstrap). At most {overhead.BOUND:.0%} may be lost. {_made(record)}"
+        f"loads of {requests} requests in flight, in turns: geometric means of {len(loads)} pairs, "
+        "with 95 % confidence intervals (bootstrap). P99 is the slowest request of a load. At most "
+        f"{overhead.BOUND:.0%} may be lost. {_made(record)}"
     )
     lines = [
         (
