@@ -207,6 +207,31 @@ def test_what_has_landed_is_loaded_however_slow_the_rest() -> None:
     assert sim.recomputed("disk") == 12
 
 
+def test_what_has_landed_is_not_what_is_weighed() -> None:
+    """A call of a second is worth its while for 16 chunks, and not for the last four."""
+    sim = sim_with(disk=(1.0, 0.02))
+    for n in (1, 2, 4, 8, 1, 2, 4, 8, 1):
+        sim.h._lower[0].reads.observe(n * CHUNK, 1.0 + n * 0.02)
+    assert sim.ask(RUN)[0] == 16
+    sim.drop_arena()
+    sim.stack.store(RUN.head(12))
+    assert sim.ask(RUN)[0] == 12
+
+
+def test_while_others_compute_what_they_gave_up_a_load_costs_nothing() -> None:
+    sim = sim_with(disk=(0.0, 0.3))
+    other = prefix("other", 16)
+    sim.known(disk=other)
+    first = sim.begin(RUN)
+    assert sim.loadable(first, RUN) == 0, "2.4 s to load, 1.6 to compute"
+    second = sim.begin(other)
+    assert sim.loadable(second, other) is None, "3.2 s to compute, behind the other"
+    sim.h.end(second)
+    sim.h.end(first)
+    third = sim.begin(other)
+    assert sim.loadable(third, other) == 0, "nobody computes any more"
+
+
 def test_a_head_is_loaded_where_only_its_tail_lies_in_a_slow_tier() -> None:
     sim = Sim(Computer(), near=QUICK, far=SLOW)
     sim.measure("near", "far")
