@@ -130,7 +130,8 @@ class TieredKVConnector(OffloadingConnector):  # type: ignore[misc]  # vLLM is u
         return compat.gpu_fullness(self._block_pool)
 
     def _prefill_under_way(self) -> Iterator[Span]:
-        statuses = self.scheduler._req_status.values()  # noqa: SLF001 - in the contract
+        # A copy: not only this thread asks.
+        statuses = list(self.scheduler._req_status.values())  # noqa: SLF001 - in the contract
         return compat.prefill_left(status.req for status in statuses)
 
     def _keep_window_before(self, tokens: int) -> None:

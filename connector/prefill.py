@@ -38,7 +38,10 @@ Span = tuple[int, int]
 
 
 class PrefillClock:
-    """Times steps and estimates prefills. The scheduler's thread only.
+    """Times steps, on the scheduler's thread, and estimates prefills, on that of who asks.
+
+    While the engine takes no steps that is the hierarchy's own thread, so what both use is
+    copied before it is looked through.
 
     Args:
         chunk_tokens: tokens of a chunk, per KV-cache group.
@@ -115,8 +118,10 @@ class PrefillClock:
         return _SHOWN_TOKENS / seconds if seconds else None
 
     def _fit(self) -> tuple[float, float] | None:
-        large = [(x, y) for n, x, y in self._measured if n >= _LARGE * self._largest]
+        measured = tuple(self._measured)
+        large = [(x, y) for n, x, y in measured if n >= _LARGE * self._largest]
         if len(large) < _LEAST:
             return None
-        self._line = robust_line(large) or (median(y for _, y in large), 0.0)
-        return self._line
+        line = robust_line(large) or (median(y for _, y in large), 0.0)
+        self._line = line
+        return line
