@@ -662,6 +662,31 @@ class FullDict(Machine):
         return {"dict": filled(tier, chain("aa", 5, 0))}
 
 
+class KeptTier(kit.DictTier):
+    """Evicts by itself, unheard: the hierarchy neither scans it nor evicts from it."""
+
+    keeps_itself = True
+
+    def _write(self, chunk_key: ChunkKey, buffer: memoryview) -> WriteOutcome:
+        if (len(self.chunks) + 1) * kit.CHUNK > (self.capacity or 0):
+            del self.chunks[next(iter(self.chunks))]
+        return super()._write(chunk_key, buffer)
+
+
+class Kept(Machine):
+    def tiers(self, folder: Path) -> Mapping[str, Tier]:
+        return {"dict": filled(KeptTier(8 * kit.CHUNK), chain("aa", 5, 0), chain("aa", 3, 1))}
+
+    @invariant()
+    def hints_are_bounded(self) -> None:
+        if hasattr(self, "h"):
+            [tier] = self.h._lower
+            held = sum(bool(c.where & tier.bit) for c in self.h._residency.directory)
+            assert tier.hints == held
+            assert self.stack.workers["dict"].count(OpKind.SCAN) == 0
+            assert tier.counts["evictions"] == 0
+
+
 class Demoting(Machine):
     policy = kit.DemotingLru
 
@@ -757,6 +782,7 @@ TestNoLowerTier = suite(NoLowerTier, 0.5)
 TestOneDict = suite(OneDict)
 TestWindow = suite(Window)
 TestFullDict = suite(FullDict)
+TestKept = suite(Kept)
 TestDemoting = suite(Demoting)
 TestFiles = suite(Files, 0.5)
 TestSecondArena = suite(SecondArena, 0.5)
