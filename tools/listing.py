@@ -137,11 +137,9 @@ def _list_chunks(place: Place, as_json: bool) -> None:
 
 def _show(place: Place, summaries: list[Summary]) -> None:
     console = Console()
-    print(
-        f"kvtiers: {place.name}: {sum(s.chunks for s in summaries)} chunks of {len(summaries)} "
-        f"namespaces, {format_bytes(sum(s.nbytes for s in summaries))}.",
-        file=sys.stderr,
-    )
+    chunks, nbytes = sum(s.chunks for s in summaries), sum(s.nbytes for s in summaries)
+    told = f"{chunks} chunks, {format_bytes(nbytes)}, namespaces: {len(summaries)}"
+    print(f"kvtiers: {place.name}: {told}.", file=sys.stderr)
     rows = [_row(summary) for summary in summaries]
     if not console.is_terminal:
         for row in rows:

@@ -347,6 +347,18 @@ def test_a_listing_says_whose_chunks_lie_there(place: Place, keys: str, capsys) 
     ]
 
 
+def test_a_terminal_gets_a_table_with_titles(tmp_path: Path, monkeypatch, capsys) -> None:
+    place = in_folder(tmp_path)
+    place.store(*CHUNKS)
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("COLUMNS", "200")
+    assert cli.main(["ls", *place.words]) == 0
+    shown = capsys.readouterr()
+    assert "namespace" in shown.out
+    assert "org/first" in shown.out
+    assert "3 chunks, 36 KiB, namespaces: 1." in shown.err
+
+
 def test_single_chunks_are_listed_with_where_they_lie(place: Place, capsys) -> None:
     place.store(*CHUNKS)
     assert cli.main(["ls", *place.words, "--chunks"]) == 0
