@@ -253,6 +253,9 @@ def phases(name: str, chunks: int) -> Iterator[Phase]:
     }.items():
         yield _watch(name, phase, loop, work)
     hierarchy.close()
+    del hierarchy, loop
+    # Or the next phase would be charged with freeing it.
+    gc.collect()
     hierarchy = build(POLICIES[name], 0)
     loop = Loop(hierarchy, chunks)
     yield _watch(name, "insert", loop, store)
