@@ -66,8 +66,7 @@ def living(model: Path, home: Path, root: Path, how: str) -> Iterator[tuple[Vllm
         model,
         home,
         connector=False,
-        # Of these twelve seconds stores may take six.
-        arguments=["--kv-transfer-config", json.dumps(transfer), "--shutdown-timeout", "12"],
+        arguments=["--kv-transfer-config", json.dumps(transfer)],
         environment={HOW_VARIABLE: how, "PYTHONPATH": str(Path(__file__).parent)},
     )
     life, before = Life(), processes.shared_memory()
