@@ -115,6 +115,7 @@ def test_no_engine_lists_a_root_at_its_start(tmp_path, monkeypatch, bound):
         first.store(prefix(f"p{n}", 16))
         first.settle()
     first.h.close()
+    stored = len(list(tmp_path.rglob("*.kv")))
     files = {path.parent for path in tmp_path.rglob("*.kv")}
     assert len(files) > 100
     listed: list[str] = []
@@ -134,7 +135,7 @@ def test_no_engine_lists_a_root_at_its_start(tmp_path, monkeypatch, bound):
     if bound:
         for _ in range(3):
             tier._keeping.step()
-        assert tier.usage().chunks == 320
+        assert tier.usage().chunks == stored
     second.begin("r", prefix("p7", 16))
     second.settle()
     assert second.look("r", prefix("p7", 16)) == [Lookup.HIT] * 16
