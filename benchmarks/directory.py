@@ -248,7 +248,7 @@ def phases(name: str, chunks: int) -> Iterator[Phase]:
 
     for phase, work in {
         "adopt": lambda: take_in(hierarchy, chunks, loop.step),
-        "known": lambda: [loop.step() for _ in range(_CALM_STEPS)],
+        "known": lambda: [loop.step() for _ in range(min(_CALM_STEPS, chunks // _PROMPT))],
         "reset": forget,
     }.items():
         yield _watch(name, phase, loop, work)

@@ -21,6 +21,9 @@ T = TypeVar("T")
 _BITS = 12
 _PIECE = 1 << _BITS
 _MASK = _PIECE - 1
+# Rows of a table after which another column is extended, and before which none is.
+_AHEAD = 256
+_SMALL = 4096
 
 
 class Objects(Generic[T]):
@@ -77,27 +80,43 @@ class Objects(Generic[T]):
 class Table:
     """Rows of integers, one ``array`` a column. A freed row is used again.
 
+    An array that grows may have to be moved, which takes a millisecond or two at a million
+    rows. So that no two are moved at once, columns are extended in turn, ahead of need.
+
     Args:
         types: of each column, a letter as ``array`` knows them.
 
     """
 
-    __slots__ = ("_free", "columns")
+    __slots__ = ("_free", "_used", "columns")
 
     def __init__(self, types: str) -> None:
         self.columns = tuple(array(letter) for letter in types)
         self._free = array("i")
+        self._used = 0
+
+    def __len__(self) -> int:
+        return self._used - len(self._free)
 
     def new(self, *values: int) -> int:
         """A row with these values, one a column."""
         if self._free:
             row = self._free.pop()
-            for column, value in zip(self.columns, values, strict=True):
-                column[row] = value
-            return row
+        else:
+            row = self._used
+            self._used += 1
+            if row >= _SMALL and not row % _AHEAD:
+                self._extend(row // _AHEAD % len(self.columns))
         for column, value in zip(self.columns, values, strict=True):
-            column.append(value)
-        return len(self.columns[0]) - 1
+            if row < len(column):
+                column[row] = value
+            else:
+                column.append(value)
+        return row
+
+    def _extend(self, number: int) -> None:
+        column = self.columns[number]
+        column.frombytes(bytes(column.itemsize * _AHEAD * len(self.columns)))
 
     def free(self, row: int) -> None:
         """Nobody needs the row any more."""

@@ -8,12 +8,13 @@ few per cent at a time and hold nothing that the garbage collector visits; a mil
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Iterator
 
 from kvtiers.policies.base import ChunkId
-from kvtiers.policies.columns import Objects
+from kvtiers.policies.columns import Objects, Table
 from kvtiers.policies.sharded import ShardedDict
+
+_UNLINKED = -1
 
 
 class Rings:
@@ -30,13 +31,11 @@ class Rings:
         self.sizes = [0] * count
         self._nodes: ShardedDict[ChunkId, int] = ShardedDict()
         # The first nodes are the rings' own: their newer neighbour is the oldest chunk.
-        self._newer = array("i", range(count))
-        self._older = array("i", range(count))
-        self._ring = array("i", range(count))
+        self._links = Table("iii")
+        self._newer, self._older, self._ring = self._links.columns
         self._chunk: Objects[ChunkId] = Objects()
-        for _ in range(count):
-            self._chunk.append(None)
-        self._free = array("i")
+        for ring in range(count):
+            self._chunk.put(self._links.new(ring, ring, ring), None)
 
     def where(self, chunk: ChunkId) -> int | None:
         """The list that ``chunk`` is in, None if in none."""
@@ -57,7 +56,7 @@ class Rings:
         if node is not None:
             self._unlink(node)
             self._chunk[node] = None
-            self._free.append(node)
+            self._links.free(node)
             del self._nodes[chunk]
 
     def oldest(self, ring: int) -> Iterator[ChunkId]:
@@ -89,15 +88,8 @@ class Rings:
         self.sizes[ring] += 1
 
     def _new(self, chunk: ChunkId) -> int:
-        if self._free:
-            node = self._free.pop()
-            self._chunk[node] = chunk
-        else:
-            node = len(self._chunk)
-            self._chunk.append(chunk)
-            for links in (self._newer, self._older, self._ring):
-                links.append(node)
-        self._nodes[chunk] = node
+        node = self._nodes[chunk] = self._links.new(_UNLINKED, _UNLINKED, _UNLINKED)
+        self._chunk.put(node, chunk)
         return node
 
     def _unlink(self, node: int) -> None:

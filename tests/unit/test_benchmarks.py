@@ -10,7 +10,7 @@ import pytest
 ROOT = Path(__file__).parent.parent.parent
 sys.path.insert(0, str(ROOT))
 
-from benchmarks import overhead, report, verification  # noqa: E402 - found through the line above
+from benchmarks import directory, overhead, report, verification  # noqa: E402 - found above
 from benchmarks.paired import Interval, Load, PairedRecord, geometric_mean  # noqa: E402
 from benchmarks.record import (  # noqa: E402
     OURS,
@@ -212,3 +212,12 @@ def test_a_small_arena_is_compared_turn_by_turn_with_one_that_holds_all(tmp_path
     assert "kvtiers from Redis: P99 with a quarter of the room is 2.00 (1.50 to 2.50)" in (
         report.section(tmp_path)
     )
+
+
+def test_the_directorys_benchmark_sees_each_phase_and_what_a_chunk_takes(tmp_path):
+    directory.main(["--chunks", "3200", "--policies", "lru", "--json", str(tmp_path / "d.json")])
+    record = json.loads((tmp_path / "d.json").read_text())
+    seen = [(phase["policy"], phase["phase"]) for phase in record["phases"]]
+    assert seen == [("lru", phase) for phase in ("adopt", "known", "reset", "insert")]
+    [used] = record["memory"]
+    assert used["total"] > used["policys_share"] > 0

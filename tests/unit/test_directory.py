@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from kvtiers.policies import Policy, Run, TierInfo
 from kvtiers.policies.arc import ArcPolicy
-from kvtiers.policies.columns import Objects
+from kvtiers.policies.columns import Objects, Table
 from kvtiers.policies.lru import LruPolicy
 from kvtiers.tiers import ChunkKey, Entry, Namespace
 from kvtiers.tiers.cpu import CpuTier
@@ -197,6 +197,21 @@ def test_a_column_of_objects_gives_them_back_in_pieces() -> None:
     assert len(list(column.give_back())) == 3
     column.put(0, 7)
     assert (len(column), column[0]) == (1, 7)
+
+
+def test_no_two_columns_of_a_table_are_extended_at_once() -> None:
+    table = Table("iHb")
+    for row in range(20_000):
+        before = [len(column) for column in table.columns]
+        assert table.new(row, row % 7, row % 3) == row
+        ahead = [len(c) > n + 1 for c, n in zip(table.columns, before, strict=True)]
+        assert sum(ahead) <= 1
+    columns = [list(column[:20_000]) for column in table.columns]
+    assert columns == [[row % n for row in range(20_000)] for n in (20_000, 7, 3)]
+    assert min(map(len, table.columns)) >= 20_000
+    assert max(map(len, table.columns)) < 22_000
+    table.free(5)
+    assert (len(table), table.new(1, 2, 3)) == (19_999, 5)
 
 
 def test_the_arena_forgets_what_it_held_at_once_and_frees_it_in_pieces() -> None:
