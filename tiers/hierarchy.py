@@ -503,11 +503,8 @@ class Hierarchy:
         if self._scanned:
             # One batch a step: a large root would stop the engine for seconds.
             self._take_in(*self._scanned.popleft())
-        self._residency.go_on()
-        for tier in self._lower:
-            if tier.sweep is not None and next(tier.sweep, _SWEPT) is _SWEPT:
-                tier.sweep = None
-                self._eviction.enforce(tier)
+        if not self._residency.go_on():
+            self._take_in_more()
         now = self._clock()
         for tier in self._lower:
             for op in tier.overdue(now):
@@ -599,6 +596,13 @@ class Hierarchy:
             self._eviction.enforce(tier)
         if op.kind in (OpKind.WRITE, OpKind.REMOVE):
             self._spill.resume(tier)
+
+    def _take_in_more(self) -> None:
+        """One step of what a scan has found: no more, or several tiers would stop the engine."""
+        tier = next((tier for tier in self._lower if tier.sweep is not None), None)
+        if tier is not None and tier.sweep is not None and next(tier.sweep, _SWEPT) is _SWEPT:
+            tier.sweep = None
+            self._eviction.enforce(tier)
 
     def _apply(self, tier: LowerTier, op: Op) -> None:
         if op.kind is OpKind.CONTAINS:

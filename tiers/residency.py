@@ -258,10 +258,13 @@ class Residency:
         """What is to be forgotten or freed, and would stop the engine if done at once."""
         self._later.append(steps)
 
-    def go_on(self) -> None:
-        """Do the next step of that: a millisecond or two."""
-        if self._later and next(self._later[0], _DONE) is _DONE:
+    def go_on(self) -> bool:
+        """Do the next step of that: a millisecond or two. False if there was none."""
+        if not self._later:
+            return False
+        if next(self._later[0], _DONE) is _DONE:
             self._later.popleft()
+        return True
 
     def behind(self) -> bool:
         """Whether there is more of that. The policy may still know chunks of earlier epochs."""
