@@ -62,6 +62,13 @@ class Pair:
             engine.write(*(key(n, prompt=prompt) for n in range(3)))
             self.check()
 
+    def cram(self, engine: Engine) -> None:
+        """The engine stores until it is refused."""
+        for n in range(2 * CAPACITY):
+            if engine.write(key(n, prompt=50)) == [WriteOutcome.REFUSED]:
+                return
+        pytest.fail("it is never refused")
+
     def check(self) -> None:
         assert bytes_of(self.root) <= CAPACITY * FILE
 
@@ -121,6 +128,12 @@ def test_a_kill_before_any_call_leaves_no_file_uncounted(tmp_path, action):
             break
         survivor = pair.other if killed is pair.holder else pair.holder
         pair.check()
+        if survivor is pair.holder:
+            settled([pair.holder])
+            pair.clock.now += AWAY
+            settled([pair.holder])
+            # Nor is anything counted for ever that never came.
+            assert set(map(str, files_of(pair.root))) == pair.holder.counted()
         pair.fill(survivor)
         pair.take_stock()
 
@@ -136,7 +149,8 @@ def test_a_kill_in_the_middle_of_a_write_leaves_no_file_uncounted(tmp_path, acti
     pair.take_stock()
 
 
-def test_one_that_was_given_up_and_goes_on_cannot_break_the_bound(tmp_path, action):
+@pytest.mark.parametrize("seconds", [PATIENCE + 1, AWAY], ids=["not yet fenced", "fenced"])
+def test_one_that_was_given_up_and_goes_on_cannot_break_the_bound(tmp_path, action, seconds):
     for count, pair in every_call(tmp_path):
         busy(pair)
         stopped, act = action(pair)
@@ -145,7 +159,8 @@ def test_one_that_was_given_up_and_goes_on_cannot_break_the_bound(tmp_path, acti
 
         def meanwhile(pair=pair, rest=rest, passed=passed) -> None:
             passed.append(1)
-            pair.fill(rest)
+            pair.fill(rest, seconds=seconds)
+            pair.cram(rest)
 
         with before_call(count, meanwhile):
             act()
@@ -171,6 +186,7 @@ def test_what_is_about_to_appear_is_not_taken_for_evicted(tmp_path):
 
         with before_call(count, meanwhile):
             store(pair.other)()
+        pair.cram(pair.holder)
         pair.check()
         if not passed:
             break
@@ -192,6 +208,8 @@ def test_what_one_found_gone_another_may_be_about_to_store(tmp_path):
 
         with before_call(count, meanwhile):
             store(pair.other)()
+        pair.cram(pair.holder)
+        pair.check()
         if not passed:
             break
         settled([pair.other, third, pair.holder])
@@ -209,11 +227,25 @@ def test_what_a_former_holder_granted_still_counts(tmp_path):
     pair.clock.now += PATIENCE + 1
     settled([third])
     assert third.keeps
-    for prompt in range(10, 20):
-        third.write(*(key(n, prompt=prompt) for n in range(3)))
-        third.step()
+    pair.cram(third)
     pair.other.write(*(key(n, prompt=3) for n in range(before // FILE)))
     pair.check()
+
+
+def test_what_is_stored_until_the_moment_of_being_fenced_counts(tmp_path):
+    for count, pair in every_call(tmp_path):
+        pair.clock.now += AWAY
+        passed = []
+
+        def meanwhile(pair=pair, passed=passed) -> None:
+            passed.append(pair.other.write(key(0, prompt=3)))
+
+        with before_call(count, meanwhile):
+            pair.holder.step()
+        if not passed:
+            break
+        settled([pair.holder])
+        assert set(map(str, files_of(pair.root))) <= pair.holder.counted()
 
 
 def test_two_keepers_at_once_are_harmless(tmp_path):
