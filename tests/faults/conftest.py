@@ -26,7 +26,7 @@ ROWS = pytest.StashKey[dict[str, Row]]()
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
-        "--no-fuse",
+        "--no-mounts",
         action="store_true",
         help="put faults of file systems in at the tier's system calls, as where none can mount",
     )

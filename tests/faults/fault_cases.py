@@ -115,8 +115,8 @@ def _mounts() -> list[Case]:
             "fs timeouts",
             "fs breaker_opened",
         ),
-        made("enospc", "ENOSPC", "a small tmpfs is filled by others", "fs refused"),
-        made("read-only", "Remounted read-only", "remount,ro of a tmpfs", "fs failures"),
+        made("enospc", "ENOSPC", "a small disk is filled by others", "fs refused"),
+        made("read-only", "Remounted read-only", "the disk is remounted", "fs failures"),
         made(
             "emfile-read",
             "EMFILE on reading",

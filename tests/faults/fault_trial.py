@@ -6,7 +6,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from engine import BLOCK
@@ -54,9 +54,9 @@ class Row:
         under = next(bucket for bucket in (*_BUCKETS, bound) if self._slowest <= bucket)
         self.wait = f"under {under:g} s"
 
-    def counted(self, before: Counter[str], after: Counter[str]) -> None:
+    def counted(self, before: Mapping[str, int], after: Mapping[str, int]) -> None:
         """Figures of all tiers, as "tier counter", when the fault was made and when it ended."""
-        rose = {name for name in after if after[name] > before[name]}
+        rose = {name for name in after if after[name] > before.get(name, 0)}
         missing = set(self.case.shows) - rose
         assert not missing, f"{missing} did not go up; these did: {sorted(rose)}"
         self.shown = ", ".join(self.case.shows)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import resource
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,23 +10,28 @@ from pathlib import Path
 import pytest
 from engine import connector_config, cpu, fs
 from fault_cases import DEADLINE, case
-from fault_mount import remount, small_disk
+from fault_mount import PretendedDisk, SmallDisk, open_disk
 from fault_trial import ALL, Row, Trial
 from faulty_bench import Bench
 
-DISK = 8 << 20
-"""Bytes of the small disk: room for two dozen chunks."""
+NBYTES = 8 << 20
+"""Of the disk: room for two dozen chunks."""
 
 
 @pytest.fixture(scope="module")
-def disk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    with small_disk(tmp_path_factory.mktemp("disk") / "mnt", DISK) as mounted:
-        yield mounted
+def disk(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[SmallDisk | PretendedDisk]:
+    folder = tmp_path_factory.mktemp("disk")
+    with open_disk(folder, NBYTES, mount=not request.config.getoption("--no-mounts")) as opened:
+        yield opened
 
 
 @pytest.fixture(scope="module")
-def bench(llama: Path, disk: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
-    config = connector_config([cpu(), fs(disk / "fs", deadline=DEADLINE)])
+def bench(
+    llama: Path, disk: SmallDisk | PretendedDisk, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Bench]:
+    config = connector_config([cpu(), fs(disk.path / "fs", deadline=DEADLINE)])
     # Not with copies that fail on cue, which read their cues from files.
     with Bench(llama, tmp_path_factory.mktemp("unused"), config=config) as bench:
         yield bench
@@ -35,37 +39,31 @@ def bench(llama: Path, disk: Path, tmp_path_factory: pytest.TempPathFactory) -> 
 
 @case("enospc")
 def test_a_disk_that_others_fill_refuses_stores_and_serves(
-    bench: Bench, row: Row, disk: Path
+    bench: Bench, row: Row, disk: SmallDisk | PretendedDisk
 ) -> None:
     trial = Trial(bench, row)
+    row.means = disk.means
     old, new = trial.stored_below(), bench.question()
-    with trial.watching(), open(disk / "others", "wb") as others:
-        with contextlib.suppress(OSError):
-            while others.write(bytes(4096)):
-                others.flush()
+    with trial.watching(), disk.full():
         assert trial.ask(new) == 0
         bench.quiet()
-        os.unlink(disk / "others")
     trial.recovers(new)
     trial.recovers(old)
 
 
 @case("read-only")
 def test_a_disk_that_becomes_read_only_serves_and_takes_stores_again_later(
-    bench: Bench, row: Row, disk: Path
+    bench: Bench, row: Row, disk: SmallDisk | PretendedDisk
 ) -> None:
     trial = Trial(bench, row)
+    row.means = disk.means
     old, new = trial.stored_below(), bench.question()
-    with trial.watching():
-        remount(disk, "ro")
-        try:
-            assert trial.ask(new) == 0
-            bench.quiet()
-            bench.engine.drop_arena()
-            assert trial.ask(old) == ALL, "what is there can be read"
-            bench.quiet()
-        finally:
-            remount(disk, "rw")
+    with trial.watching(), disk.read_only():
+        assert trial.ask(new) == 0
+        bench.quiet()
+        bench.engine.drop_arena()
+        assert trial.ask(old) == ALL, "what is there can be read"
+        bench.quiet()
     trial.recovers(new)
 
 

@@ -30,7 +30,7 @@ def folder(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[FaultyFolder]:
     made = tmp_path_factory.mktemp("mount")
-    with open_faulty_folder(made, mount=not request.config.getoption("--no-fuse")) as opened:
+    with open_faulty_folder(made, mount=not request.config.getoption("--no-mounts")) as opened:
         yield opened
 
 

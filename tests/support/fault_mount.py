@@ -8,6 +8,7 @@ calls of this process. ``open_faulty_folder`` takes the first that works, and sa
 from __future__ import annotations
 
 import contextlib
+import errno
 import functools
 import json
 import os
@@ -28,6 +29,7 @@ HOLD = "hold"
 EVERYTHING = "everything"
 """Stands for every call."""
 _SECONDS = 20.0
+_TOLD = "the test run was told so"
 
 
 class CannotMountError(RuntimeError):
@@ -156,7 +158,6 @@ class FaultMount(FaultyFolder):
 
 _CALLS = {
     "open": ("open",),
-    "create": ("open",),
     "read": ("preadv",),
     "write": ("pwritev",),
     "access": ("access",),
@@ -205,8 +206,9 @@ class FaultCalls(FaultyFolder):
         @functools.wraps(call)
         def ruled(file: Any, *arguments: Any, **options: Any) -> Any:
             if self._rules and self._is_below(file):
+                creates = name == "open" and arguments and arguments[0] & os.O_CREAT
                 try:
-                    self._pass_through(name, file)
+                    self._pass_through("create" if creates else name, file)
                 except OSError:
                     if call.__name__ == "access":
                         return False
@@ -243,29 +245,111 @@ def open_faulty_folder(folder: Path, *, mount: bool = True) -> Iterator[FaultyFo
     made: FaultyFolder
     try:
         if not mount:
-            raise CannotMountError("the test run was told so")
+            raise CannotMountError(_TOLD)
         made = FaultMount(folder)
     except CannotMountError as reason:
-        print(f"No FUSE mount: {reason}. Faults are put in at the tier's own system calls.")
+        _say(reason)
         made = FaultCalls(folder)
     with made:
         yield made
 
 
+class SmallDisk:
+    """A file system of its own in memory, that can be filled and made read-only.
+
+    Args:
+        path: where to mount it; made.
+        nbytes: its size.
+
+    Raises:
+        CannotMountError: at construction.
+
+    """
+
+    means = "a tmpfs"
+
+    def __init__(self, path: Path, nbytes: int) -> None:
+        self.path = path
+        path.mkdir(parents=True)
+        _mount("-t", "tmpfs", "-o", f"size={nbytes}", "none", str(path))
+
+    @contextlib.contextmanager
+    def full(self) -> Iterator[None]:
+        """Others have taken what was free."""
+        others = self.path / "others"
+        with open(others, "wb", buffering=0) as file, contextlib.suppress(OSError):
+            while file.write(bytes(4096)):
+                pass
+        yield
+        others.unlink()
+
+    @contextlib.contextmanager
+    def read_only(self) -> Iterator[None]:
+        """Mounted anew, so that nothing can be written."""
+        _mount("-o", "remount,ro", str(self.path))
+        try:
+            yield
+        finally:
+            _mount("-o", "remount,rw", str(self.path))
+
+    def close(self) -> None:
+        """Remove it, whoever still uses it."""
+        subprocess.run(["umount", "-l", str(self.path)], capture_output=True, check=False)
+
+
+class PretendedDisk:
+    """The same at this process's own system calls."""
+
+    means = FaultCalls.means
+
+    def __init__(self, folder: Path) -> None:
+        self._calls = FaultCalls(folder)
+        self.path = self._calls.path
+
+    @contextlib.contextmanager
+    def full(self) -> Iterator[None]:
+        """See ``SmallDisk.full``."""
+        with self._fail("write", how=errno.ENOSPC):
+            yield
+
+    @contextlib.contextmanager
+    def read_only(self) -> Iterator[None]:
+        """See ``SmallDisk.read_only``."""
+        with self._fail("create", "rename", "unlink", "mkdir", how=errno.EROFS):
+            yield
+
+    def close(self) -> None:
+        """No more faults."""
+        self._calls.close()
+
+    @contextlib.contextmanager
+    def _fail(self, *calls: str, how: int) -> Iterator[None]:
+        self._calls.set(dict.fromkeys(calls, how))
+        yield
+        self._calls.clear()
+
+
 @contextlib.contextmanager
-def small_disk(path: Path, nbytes: int) -> Iterator[Path]:
-    """A file system of that size in memory. Raises CannotMountError."""
-    path.mkdir(parents=True)
-    _mount("-t", "tmpfs", "-o", f"size={nbytes}", "none", str(path))
+def open_disk(
+    folder: Path, nbytes: int, *, mount: bool = True
+) -> Iterator[SmallDisk | PretendedDisk]:
+    """A ``SmallDisk`` where one can be had, a ``PretendedDisk`` where not."""
+    disk: SmallDisk | PretendedDisk
     try:
-        yield path
+        if not mount:
+            raise CannotMountError(_TOLD)
+        disk = SmallDisk(folder / "disk", nbytes)
+    except CannotMountError as reason:
+        _say(reason)
+        disk = PretendedDisk(folder)
+    try:
+        yield disk
     finally:
-        subprocess.run(["umount", "-l", str(path)], capture_output=True, check=False)
+        disk.close()
 
 
-def remount(path: Path, how: str) -> None:
-    """Mount what is there with another option: "ro" or "rw"."""
-    _mount("-o", f"remount,{how}", str(path))
+def _say(reason: CannotMountError) -> None:
+    print(f"Nothing can be mounted: {reason}. Faults are put in at the tier's system calls.")
 
 
 def _mount(*arguments: str) -> None:
