@@ -225,6 +225,12 @@ def _processes() -> list[Case]:
             "fs evictions",
         ),
         made(
+            "kill-gc-command",
+            "`kvtiers gc` is killed",
+            "SIGKILL before its fourth deletion; two others follow",
+            "fs hits",
+        ),
+        made(
             "gc-reads",
             "Chunks are evicted while others read them",
             "one replica stores three times the bound, another reads",
@@ -233,9 +239,10 @@ def _processes() -> list[Case]:
         made(
             "two-gcs",
             "Two replicas would evict at once",
-            "both store twice the bound of their root",
+            "both store three times the bound of their root",
             "fs evictions",
         ),
+        made("two-gc-commands", "`kvtiers gc` twice at once", "two processes", "fs hits"),
     ]
 
 

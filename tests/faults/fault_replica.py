@@ -37,6 +37,8 @@ ARENA = 64
 """Slots."""
 LENGTH = 8
 """Chunks of a prompt."""
+BOUND = 4 * LENGTH
+"""Chunks; of a root that is to be too small."""
 _SECONDS = 60.0
 
 
@@ -54,6 +56,13 @@ def truth(key: bytes) -> bytes:
     return hashlib.shake_128(key).digest(CHUNK)
 
 
+def gc(root: Path, chunks: int) -> int:
+    """What ``kvtiers gc`` does, in this process."""
+    from kvtiers.tools.cli import main
+
+    return main(["gc", str(root), "--capacity", str(chunks * FILE)])
+
+
 class Replica:
     """An engine's way of using a hierarchy.
 
@@ -63,7 +72,7 @@ class Replica:
 
     """
 
-    def __init__(self, root: Path, capacity: int = 1000) -> None:
+    def __init__(self, root: Path, capacity: int) -> None:
         config = FsTier.Config(path=root, capacity=capacity * FILE, deadline=DEADLINE)
         self.cpu = CpuTier(CpuTier.Config(capacity=ARENA * CHUNK), CHUNK)
         self.tier = FsTier(config, CHUNK)
@@ -74,7 +83,7 @@ class Replica:
             NAMESPACE,
         )
         self.counts: dict[str, int] = {}
-        self._asked = 0
+        self.asked = 0
 
     def __enter__(self) -> Self:
         return self
@@ -87,8 +96,8 @@ class Replica:
 
         Returns how many chunks were loaded.
         """
-        self._asked += 1
-        name = str(self._asked)
+        self.asked += 1
+        name = str(self.asked)
         self.h.begin(PolicyRequest(name, (run,)))
         end = time.monotonic() + _SECONDS
         while self.h.waits(name):
@@ -168,59 +177,57 @@ def _stop_at(point: str) -> None:
     time.sleep(1e6)
 
 
-def _amid_a_store() -> None:
+def _amid_a_store(point: str) -> None:
     write = os.pwritev
 
     def half(descriptor: int, buffers: Sequence[memoryview], offset: int, *rest: Any) -> int:
         write(descriptor, [buffers[0][: buffers[0].nbytes // 2]], offset, *rest)
-        _stop_at("store")
+        _stop_at(point)
         return 0
 
     os.pwritev = half
 
 
-def _amid_a_load() -> None:
+def _amid_a_load(point: str) -> None:
     read = os.preadv
 
     def half(descriptor: int, buffers: Sequence[memoryview], offset: int, *rest: Any) -> int:
         read(descriptor, [buffers[0][: buffers[0].nbytes // 2]], offset, *rest)
-        _stop_at("load")
+        _stop_at(point)
         return 0
 
     os.preadv = half
 
 
-def _amid_gc(root: Path) -> None:
+def _amid_gc(point: str) -> None:
     unlink, left = os.unlink, [4]
 
     def some(path: str, *rest: Any, **options: Any) -> None:
         if os.fspath(path).endswith(".kv"):
             left[0] -= 1
             if not left[0]:
-                _stop_at("gc")
+                _stop_at(point)
         unlink(path, *rest, **options)
 
     os.unlink = some
 
 
+_POINTS = {"store": _amid_a_store, "load": _amid_a_load, "gc": _amid_gc}
+
+
 def main() -> None:
     """See the module's text."""
     root, point = Path(sys.argv[1]), sys.argv[2]
-    if point == "gc":
-        _amid_gc(root)
-        # A bound that it has to evict for, all the time.
-        with Replica(root, capacity=4 * LENGTH) as replica:
-            for number in range(1000):
-                replica.ask(prompt(f"gc{number}"))
-                replica.settle()
+    if point == "command":
+        _amid_gc(point)
+        gc(root, BOUND)
         return
-    with Replica(root) as replica:
-        if point == "store":
-            _amid_a_store()
-        else:
-            _amid_a_load()
-        replica.ask(prompt(point))
-        replica.settle()
+    with Replica(root, capacity=BOUND) as replica:
+        _POINTS[point](point)
+        # More than the bound has room for.
+        for number in range(1000):
+            replica.ask(prompt(f"{point}{number}"))
+            replica.settle()
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import fault_replica
@@ -16,7 +16,7 @@ import processes
 import pytest
 from engine import file_digests
 from fault_cases import case
-from fault_replica import LENGTH, Replica, killed_at, prompt
+from fault_replica import BOUND, LENGTH, Replica, killed_at, prompt
 from fault_trial import PATIENCE, Row
 
 
@@ -63,115 +63,133 @@ class Watched:
 
 @case("kill-store")
 def test_what_a_killed_replica_was_storing_is_no_chunk(root: Path, row: Row) -> None:
-    with Replica(root) as replica:
+    with Replica(root, BOUND) as replica:
         watched = Watched(replica, row)
         with killed_at("store", root):
             assert file_digests(root) == {}, "half a chunk has a chunk's name"
-            assert watched.ask("store") == 0
+            assert watched.ask("store0") == 0
         replica.settle()
         watched.counted()
-        watched.serves("store")
+        watched.serves("store0")
         assert len(file_digests(root)) == LENGTH
 
 
 @case("kill-load")
 def test_what_a_killed_replica_was_loading_is_there_for_others(root: Path, row: Row) -> None:
-    with Replica(root) as replica:
-        replica.ask(prompt("load"))
+    with Replica(root, BOUND) as replica:
+        replica.ask(prompt("load0"))
         replica.forget()
         watched = Watched(replica, row)
         with killed_at("load", root):
-            assert watched.ask("load") == LENGTH
+            assert watched.ask("load0") == LENGTH
         watched.counted()
-        watched.serves("load")
+        watched.serves("load0")
 
 
 @case("kill-gc")
 def test_when_the_one_that_kept_the_bound_is_killed_another_one_does(root: Path, row: Row) -> None:
-    bound = 4 * LENGTH
-    with killed_at("gc", root), Replica(root, capacity=bound) as replica:
+    with killed_at("gc", root), Replica(root, BOUND) as replica:
         watched = Watched(replica, row)
-        watched.ask("survivor")
-        ask_beyond(replica, bound, "survivor")
-        # Its own fit; what the dead one left does not fit beside them.
-        wait_until_bounded(root, bound)
+        while "fs evictions" not in replica.figures():
+            watched.ask(f"survivor{replica.asked}")
+            replica.settle()
+            assert len(file_digests_beside(root)) <= BOUND
         watched.counted()
         replica.ask(prompt("last"))
-        replica.settle()
         watched.serves("last")
 
 
 @case("gc-reads")
 def test_readers_of_what_is_evicted_get_all_of_it_or_a_miss(root: Path, row: Row) -> None:
-    bound = 6 * LENGTH
-    with Replica(root, capacity=bound) as replica, Replica(root, capacity=bound) as reader:
+    with Replica(root, BOUND) as replica, Replica(root, BOUND) as reader:
         watched = Watched(reader, row)
-        storing = threading.Thread(target=ask_beyond, args=(replica, 3 * bound, "gc"))
-        storing.start()
-        answered = 0
-        while storing.is_alive():
-            reader.forget()
-            # ``ask`` compares the bytes of what it gets.
-            watched.ask(f"gc{answered % 6}")
-            answered += 1
-        storing.join()
-        assert answered > 1
+        with storing(replica, "gc") as stores:
+            while stores():
+                reader.forget()
+                # ``ask`` compares the bytes of what it gets.
+                watched.ask(f"gc{reader.asked % 4}")
+                assert len(file_digests_beside(root)) <= BOUND
         row.answer = "all of a chunk, or a miss"
-        wait_until_bounded(root, bound)
         watched.counted()
         reader.ask(prompt("last"))
-        reader.settle()
         watched.serves("last")
 
 
 @case("two-gcs")
 def test_two_that_would_evict_at_once_keep_one_bound(root: Path, row: Row) -> None:
-    bound = 6 * LENGTH
-    with Replica(root, capacity=bound) as one, Replica(root, capacity=bound) as other:
+    with Replica(root, BOUND) as one, Replica(root, BOUND) as other:
         watched = Watched(one, row)
-        threads = [
-            threading.Thread(target=ask_beyond, args=(replica, 2 * bound, name))
-            for replica, name in ((one, "one"), (other, "other"))
-        ]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        wait_until_bounded(root, bound)
-        assert files(root) >= bound // 3, "both evicted what one of them had to"
+        with storing(one, "one") as first, storing(other, "other") as second:
+            while first() or second():
+                assert len(file_digests_beside(root)) <= BOUND
+        assert len(file_digests_beside(root)) >= BOUND // 2, "both evicted what one had to"
         watched.ask("mine")
-        one.settle()
         watched.counted()
         watched.serves("mine")
 
 
-def ask_beyond(replica: Replica, chunks: int, name: str) -> None:
-    """Store more than that."""
-    for number in range(chunks // LENGTH + 2):
-        replica.ask(prompt(f"{name}{number}"))
-        replica.settle()
+@case("kill-gc-command", "two-gc-commands")
+def test_commands_that_collect_at_once_or_are_killed_leave_whole_chunks(
+    root: Path, row: Row
+) -> None:
+    with Replica(root, 4 * BOUND) as replica:
+        for number in range(2 * BOUND // LENGTH):
+            replica.ask(prompt(f"{number}"))
+            replica.settle()
+    with killed_at("command", root) if row.case.id == "kill-gc-command" else nothing():
+        commands = [gc_command(root) for _ in range(2)]
+        assert [command.wait(PATIENCE) for command in commands] == [0, 0]
+    kept = len(file_digests(root))
+    assert BOUND // 2 <= kept <= BOUND
+    with Replica(root, BOUND) as replica:
+        watched = Watched(replica, row)
+        # Last stored, and so the last to go.
+        assert watched.ask(f"{2 * BOUND // LENGTH - 1}") == LENGTH
+        watched.counted()
+        watched.serves("fresh")
 
 
-def files(root: Path) -> int:
-    return len(list(root.glob("v1/*/??/*.kv")))
+# Means ------------------------------------------------------------------------------------
 
 
-def wait_until_bounded(root: Path, chunks: int) -> None:
-    """Until no more than that is there, each of it whole."""
-    end = time.monotonic() + PATIENCE
+nothing = contextlib.nullcontext
+
+
+def gc_command(root: Path) -> subprocess.Popen[bytes]:
+    program = "import sys, fault_replica as f; from pathlib import Path\n"
+    program += "sys.exit(f.gc(Path(sys.argv[1]), f.BOUND))"
+    folder = Path(fault_replica.__file__).parent
+    return subprocess.Popen([sys.executable, "-c", program, str(root)], cwd=folder)
+
+
+@contextlib.contextmanager
+def storing(replica: Replica, name: str) -> Iterator[Callable[[], bool]]:
+    """Store three times the bound meanwhile; tells whether it still does."""
+
+    def store() -> None:
+        for number in range(3 * BOUND // LENGTH):
+            replica.ask(prompt(f"{name}{number}"))
+            replica.settle()
+
+    thread = threading.Thread(target=store)
+    thread.start()
+    try:
+        yield thread.is_alive
+    finally:
+        thread.join()
+
+
+def file_digests_beside(root: Path) -> dict[bytes, bytes]:
+    """Every chunk's file, beside others that delete some."""
     while True:
-        # A file may go between its listing and its reading.
         with contextlib.suppress(FileNotFoundError):
-            if len(file_digests(root)) <= chunks:
-                return
-        assert time.monotonic() < end, f"{files(root)} chunks, and room for {chunks}"
-        time.sleep(0.05)
+            return file_digests(root)
 
 
 def test_a_replica_that_is_not_stopped_comes_to_its_end(root: Path) -> None:
     """The points are where they seem to be: without them, the process does its work."""
-    program = "import fault_replica as f, sys; from pathlib import Path\n"
-    program += "with f.Replica(Path(sys.argv[1])) as r: r.ask(f.prompt('x')); r.settle()"
+    program = "import sys, fault_replica as f; from pathlib import Path\n"
+    program += "with f.Replica(Path(sys.argv[1]), 99) as r: r.ask(f.prompt('x')); r.settle()"
     folder = str(Path(fault_replica.__file__).parent)
     subprocess.run([sys.executable, "-c", program, str(root)], check=True, cwd=folder)
     assert len(file_digests(root)) == LENGTH
