@@ -7,6 +7,7 @@ good (a kill), or to let others go on and to continue then (a process that was s
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -134,13 +135,14 @@ def filled(k: ChunkKey) -> memoryview:
 
 @contextmanager
 def before_call(count: int, then: Callable[[], None]) -> Iterator[None]:
-    """Run ``then`` before the ``count``-th call of the file system, once."""
-    left = [count]
+    """Run ``then`` before this thread's ``count``-th call of the file system, once."""
+    left, thread = [count], threading.get_ident()
 
     def wrapped(real: Callable[..., Any]) -> Callable[..., Any]:
         def call(*args: Any, **options: Any) -> Any:
-            left[0] -= 1
-            if left[0] == 0:
+            left[0] -= threading.get_ident() == thread
+            if left[0] == 0 and threading.get_ident() == thread:
+                left[0] -= 1
                 then()
             return real(*args, **options)
 
@@ -152,12 +154,12 @@ def before_call(count: int, then: Callable[[], None]) -> Iterator[None]:
 
 @contextmanager
 def torn_write(count: int) -> Iterator[None]:
-    """Kill at the ``count``-th write, when a part of it is written."""
-    real, left = os.write, [count]
+    """Kill at this thread's ``count``-th write, when a part of it is written."""
+    real, left, thread = os.write, [count], threading.get_ident()
 
     def write(descriptor: int, data: bytes) -> int:
-        left[0] -= 1
-        if left[0] == 0:
+        left[0] -= threading.get_ident() == thread
+        if left[0] == 0 and threading.get_ident() == thread:
             real(descriptor, data[: len(data) // 2])
             raise Killed
         return real(descriptor, data)
