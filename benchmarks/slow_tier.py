@@ -7,7 +7,7 @@ alone that takes so many milliseconds more for each chunk, on each of its four t
 found that tier quick before. So the first turns show what it costs to learn better, and
 the rest whether a slow tier is ever slower than no cache.
 
-About 6 minutes on two cores with the defaults.
+About 8 minutes on two cores with the defaults.
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--dtype", choices=("bfloat16", "float32"), default="bfloat16")
     add("--turns", type=int, default=18, help="of each delay (default: 18)")
     add("--tokens", type=int, default=1024, help="of a prompt in the tier (default: 1024)")
-    add("--delays", type=float, nargs="+", default=[0, 5, 20, 100, 500], help="ms a chunk")
+    add("--delays", type=float, nargs="+", default=[0, 5, 20, 100, 500, 2000], help="ms a chunk")
     add("--log", metavar="FOLDER", type=Path, help="keep the servers' output there")
     return parser
 
