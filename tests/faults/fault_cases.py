@@ -21,7 +21,7 @@ PROCESSES = "processes"
 
 DEADLINE = 1.0
 """Seconds; of every tier here, unless its case says otherwise."""
-MARGIN = 15.0
+MARGIN = 30.0
 """Seconds beyond the deadline in which an answer must have come.
 
 For computing the prompt, and for whatever else a busy machine does: a request that
@@ -175,13 +175,13 @@ def _copies() -> list[Case]:
         *made(
             "preempt-load",
             "A request is preempted while another one loads",
-            "few blocks; the copy is held",
+            "no block is left, or running requests are reset; the copy is held",
             "vllm preemptions",
         ),
         *made(
             "preempt-store",
             "A request is preempted during its store",
-            "few blocks; the copy is held",
+            "no block is left, or running requests are reset; the copy is held",
             "vllm preemptions",
         ),
         *made(

@@ -12,12 +12,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import fault_replica
-import processes
 import pytest
 from engine import file_digests
 from fault_cases import case
 from fault_replica import BOUND, LENGTH, Replica, killed_at, prompt
 from fault_trial import PATIENCE, Row
+from processes import abandoned_since, shared_memory
 
 
 @pytest.fixture
@@ -27,9 +27,9 @@ def root(tmp_path: Path) -> Path:
 
 @pytest.fixture(autouse=True)
 def _nothing_in_shared_memory() -> Iterator[None]:
-    before = processes.shared_memory()
+    before = shared_memory()
     yield
-    assert {kind for kind in processes.abandoned_since(before) if "kvtiers" in kind} == set()
+    assert {kind for kind in abandoned_since(before) if "kvtiers" in kind} == set()
 
 
 class Watched:
@@ -90,7 +90,9 @@ def test_what_a_killed_replica_was_loading_is_there_for_others(root: Path, row: 
 def test_when_the_one_that_kept_the_bound_is_killed_another_one_does(root: Path, row: Row) -> None:
     with killed_at("gc", root), Replica(root, BOUND) as replica:
         watched = Watched(replica, row)
+        end = time.monotonic() + PATIENCE
         while "fs evictions" not in replica.figures():
+            assert time.monotonic() < end, "nobody keeps the bound"
             watched.ask(f"survivor{replica.asked}")
             replica.settle()
             assert len(file_digests_beside(root)) <= BOUND
@@ -137,8 +139,7 @@ def test_commands_that_collect_at_once_or_are_killed_leave_whole_chunks(
             replica.ask(prompt(f"{number}"))
             replica.settle()
     with killed_at("command", root) if row.case.id == "kill-gc-command" else nothing():
-        commands = [gc_command(root) for _ in range(2)]
-        assert [command.wait(PATIENCE) for command in commands] == [0, 0]
+        assert gc_twice_at_once(root) == [0, 0]
     kept = len(file_digests(root))
     assert BOUND // 2 <= kept <= BOUND
     with Replica(root, BOUND) as replica:
@@ -155,11 +156,19 @@ def test_commands_that_collect_at_once_or_are_killed_leave_whole_chunks(
 nothing = contextlib.nullcontext
 
 
-def gc_command(root: Path) -> subprocess.Popen[bytes]:
+def gc_twice_at_once(root: Path) -> list[int]:
+    """The exit statuses of two commands."""
     program = "import sys, fault_replica as f; from pathlib import Path\n"
     program += "sys.exit(f.gc(Path(sys.argv[1]), f.BOUND))"
     folder = Path(fault_replica.__file__).parent
-    return subprocess.Popen([sys.executable, "-c", program, str(root)], cwd=folder)
+    command = [sys.executable, "-c", program, str(root)]
+    processes = [subprocess.Popen(command, cwd=folder) for _ in range(2)]
+    try:
+        return [process.wait(PATIENCE) for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
 
 
 @contextlib.contextmanager
