@@ -121,7 +121,7 @@ class Disk:
 
     def temporary(self) -> list[Path]:
         """Files that somebody writes, or wrote when he died."""
-        return list(self.root.glob("v1/*/tmp/*"))
+        return list(self.root.glob("v1/.keeping/w-*/*.kv.*"))
 
     def damaged(self) -> list[Path]:
         """Files that were set aside."""
