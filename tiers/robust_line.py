@@ -7,6 +7,7 @@ stands up to 29 % of outliers: a collected garbage, a page fault, a first call.
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from collections.abc import Sequence
 from statistics import median
 
@@ -17,20 +18,21 @@ _APART = 0.1
 
 
 def robust_line(points: Sequence[Point]) -> tuple[float, float] | None:
-    """``(base, slope)`` of the line, neither below 0; None if all x are much alike.
+    """``(base, slope)`` of the line, neither below 0; None if all x, or nearly all, are much alike.
 
     Args:
         points: (x, y), none below 0.
 
     """
-    slopes = [
-        (y2 - y1) / (x2 - x1)
-        for (x1, y1), (x2, y2) in itertools.combinations(points, 2)
-        if abs(x2 - x1) > _APART * max(x1, x2)
+    apart = [
+        (i, j)
+        for i, j in itertools.combinations(range(len(points)), 2)
+        if abs(points[j][0] - points[i][0]) > _APART * max(points[i][0], points[j][0])
     ]
-    # Fewer pairs than points that stand apart: one odd point, and not a slope.
-    if len(slopes) < max(1, len(points)):
+    # One point in half of the pairs could make the slope by itself.
+    if not apart or 2 * max(Counter(itertools.chain(*apart)).values()) >= len(apart):
         return None
+    slopes = [(points[j][1] - points[i][1]) / (points[j][0] - points[i][0]) for i, j in apart]
     slope = max(0.0, median(slopes))
     base = median(y - slope * x for x, y in points)
     if base >= 0:
