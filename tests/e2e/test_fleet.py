@@ -221,7 +221,8 @@ def test_one_that_is_killed_while_it_stores_leaves_whole_chunks_that_the_others_
         assert fleet.figure(name, "corrupt_total", "redis") == 0
         assert fleet.figure(name, "corrupt_total", "fs") == 0
     assert whole.items() & fleet.files().items()
-    assert not processes.abandoned_since(fleet.shared_memory)
+    # vLLM's own queues, which a server without the connector leaves too: see test_kill.py.
+    assert processes.abandoned_since(fleet.shared_memory) <= {"psm_", "sem."}
 
 
 def kill_while_it_writes(fleet: Fleet, asked: Sequence[Prompt]) -> None:
