@@ -2,7 +2,7 @@
 # make test   all tests
 # make check  format, lint, types
 # make faults every fault of docs/reliability.md, put in for real; writes its table
-# make soak   load and random faults for 30 minutes; ARGS="--minutes 5 --seed 7"
+# make soak   random load and faults on two replicas, for SOAK_MINUTES (30); ARGS="--seed 7"
 # make bench  kvtiers and vLLM's own tiering in turns; writes the README's numbers
 SHELL := /bin/sh
 BIN := .venv/bin
@@ -11,6 +11,7 @@ PACKAGES := connector tiers policies tools
 # mypy does not see a default editable install, whose packages an import hook
 # finds; a folder of links with the packages' real names it sees.
 LINKS := .cache/mypy-path/kvtiers
+SOAK_MINUTES ?= 30
 
 .PHONY: install demo check test test-unit faults soak bench clean
 
@@ -43,7 +44,7 @@ faults: $(INSTALLED)
 	$(BIN)/python -m pytest tests/faults -m e2e --write-reliability $(ARGS)
 
 soak: $(INSTALLED)
-	$(BIN)/python tests/soak/soak.py $(ARGS)
+	$(BIN)/python tests/soak/soak.py --minutes $(SOAK_MINUTES) $(ARGS)
 
 bench: $(INSTALLED)
 	$(BIN)/python -m benchmarks.ttft --json benchmarks/results/ttft.json $(ARGS)
