@@ -175,13 +175,13 @@ def _copies() -> list[Case]:
         *made(
             "preempt-load",
             "A request is preempted while another one loads",
-            "no block is left, or running requests are reset; the copy is held",
+            "all free blocks are taken; the copy is held",
             "vllm preemptions",
         ),
         *made(
             "preempt-store",
             "A request is preempted during its store",
-            "no block is left, or running requests are reset; the copy is held",
+            "all free blocks are taken; the copy is held",
             "vllm preemptions",
         ),
         *made(

@@ -23,42 +23,36 @@ _HEAD = (
 
 
 def write(rows: Mapping[str, Row]) -> str:
-    """Replace the page's table. Returns what was done, for the terminal."""
-    missing = [name for name in CASES if name not in rows]
-    if missing:
-        return f"not written, as these cases did not run: {', '.join(missing)}"
+    """Replace the lines of these cases. Returns what was done, for the terminal."""
+    lines = _lines_in_page() | {name: _line(_cells(row)) for name, row in rows.items()}
     before, _, rest = PAGE.read_text().partition(_BEGIN)
     after = rest.partition(_END)[2]
-    table = "\n".join(_lines(rows[name] for name in CASES))
+    head = [_line(_HEAD), _line(["---"] * len(_HEAD))]
+    table = "\n".join([*head, *(lines[name] for name in CASES if name in lines)])
     PAGE.write_text(f"{before}{_BEGIN}\n\n{table}\n\n{_END}{after}")
-    return f"written from {len(rows)} cases"
+    missing = ", ".join(name for name in CASES if name not in lines) or "none"
+    return f"{len(rows)} lines written; missing: {missing}"
 
 
 def cases_in_page() -> list[str]:
-    """The ids in the committed table, in order."""
+    """The ids in the table, in order."""
+    return list(_lines_in_page())
+
+
+def _lines_in_page() -> dict[str, str]:
     table = PAGE.read_text().partition(_BEGIN)[2].partition(_END)[0]
-    lines = [line for line in table.splitlines() if line.startswith("| `")]
-    return [line.split("`")[1] for line in lines]
+    return {line.split("`")[1]: line for line in table.splitlines() if line.startswith("| `")}
 
 
-def _lines(rows: Iterable[Row]) -> Iterable[str]:
-    yield _line(_HEAD)
-    yield _line(["---"] * len(_HEAD))
-    for row in rows:
-        case = row.case
-        means = f" ({row.means})" if row.means else ""
-        bound = f"{case.deadline:g} + {MARGIN:g} s" if case.deadline else f"{MARGIN:g} s"
-        yield _line(
-            (
-                f"`{case.id}`",
-                f"{case.fault}: {case.how}{means}",
-                f"{case.where}; {case.tiers}",
-                row.answer,
-                f"{row.wait} (≤ {bound})",
-                row.shown,
-                row.after,
-            )
-        )
+def _cells(row: Row) -> Iterable[str]:
+    case = row.case
+    yield f"`{case.id}`"
+    yield f"{case.fault}: {case.how}" + (f" ({row.means})" if row.means else "")
+    yield f"{case.where}; {case.tiers}"
+    yield row.answer
+    yield f"{row.wait} (at most {f'{case.deadline:g} + ' if case.deadline else ''}{MARGIN:g} s)"
+    yield row.shown
+    yield row.after
 
 
 def _line(cells: Iterable[str]) -> str:
