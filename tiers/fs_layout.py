@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from kvtiers.tiers.base import ALIGNMENT, ChunkKey
-from kvtiers.tiers.format import MAX_HASH_BYTES
+from kvtiers.tiers.format import MAX_HASH_BYTES, MAX_NAMESPACE_BYTES
 
 FACTS = "namespace.json"
 KEEPING = ".keeping"
@@ -107,6 +107,18 @@ def _hash(text: str) -> bytes | None:
         return None
     # ``fromhex`` takes capitals and spaces too; we never write them.
     return digest if digest.hex() == text else None
+
+
+def is_namespace(name: object) -> bool:
+    """Whether it can be a namespace's id: the name of one folder, and of none of our own."""
+    return (
+        isinstance(name, str)
+        and 0 < len(name) <= MAX_NAMESPACE_BYTES
+        and name.isascii()
+        and name.isprintable()
+        and "/" not in name
+        and name not in (".", "..", KEEPING)
+    )
 
 
 def refuse_link(folder: str) -> None:

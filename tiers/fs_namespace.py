@@ -16,13 +16,13 @@ import contextlib
 import json
 import logging
 import os
-import stat
 import threading
 from collections.abc import Mapping
 from itertools import islice
 from typing import Any, Protocol
 
 from kvtiers.tiers.base import Namespace
+from kvtiers.tiers.fs_files import reading
 from kvtiers.tiers.fs_layout import Layout, private_folder, refuse_link
 
 logger = logging.getLogger(__name__)
@@ -180,16 +180,8 @@ class LocalFacts:
 
     def load(self, namespace_id: str) -> bytes:
         """See ``FactsFiles.load``. Never waits and never follows a link, whatever lies there."""
-        path = self.where(namespace_id)
-        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
-        # Not ``fdopen`` at once: it raises what an unreadable file would, for a folder.
-        try:
-            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-                raise ValueError("it is not a file")
-            with os.fdopen(descriptor, "rb", closefd=False) as file:
-                return file.read(MOST_BYTES + 1)
-        finally:
-            os.close(descriptor)
+        with reading(self.where(namespace_id)) as file:
+            return file.read(MOST_BYTES + 1)
 
     def newest(self, most: int) -> list[str]:
         """See ``FactsFiles.newest``. A file of facts is as old as its namespace."""

@@ -14,11 +14,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from kvtiers.tiers.fs_layout import (
-    KEEPING,
     TEMPORARY,
     Layout,
     hash_of,
     is_chunk_folder,
+    is_namespace,
 )
 from kvtiers.tiers.fs_scan import sweep_orphans
 
@@ -57,7 +57,7 @@ def namespaces(layout: Layout) -> list[str]:
         return sorted(
             entry.name
             for entry in entries
-            if entry.name != KEEPING and entry.is_dir(follow_symlinks=False)
+            if is_namespace(entry.name) and entry.is_dir(follow_symlinks=False)
         )
 
 

@@ -12,13 +12,18 @@ import os
 import struct
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import BinaryIO
 
 from kvtiers.tiers.access_log import bodies, framed
+from kvtiers.tiers.fs_files import made, reading
+from kvtiers.tiers.fs_layout import is_namespace
+from kvtiers.tiers.root_index import is_chunk
 
 _HEAD, _CHUNKS, _END = b"H", b"C", b"Z"
 _LENGTHS = struct.Struct("<BB")
 _COUNT = struct.Struct("<Q")
 _CHUNKS_A_FRAME = 512
+_PIECE = 4 << 20
 
 
 @dataclass(frozen=True)
@@ -75,7 +80,7 @@ def write(
 
     """
     count = 0
-    with open(path, "wb", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
+    with made(path) as file:
         positions = {name: list(vars(position).values()) for name, position in writers.items()}
         head = {"namespaces": list(namespaces), "writers": positions}
         file.write(framed(_HEAD + json.dumps(head).encode()))
@@ -95,38 +100,63 @@ def write(
 def read(path: str, rest: Callable[[], None]) -> Snapshot | None:
     """The snapshot, None if there is none that is whole. Raises OSError."""
     try:
-        with open(path, "rb") as file:
-            data = file.read()
-    except FileNotFoundError:
+        with reading(path) as file:
+            return _understood(file, rest)
+    except (FileNotFoundError, ValueError, KeyError, TypeError, RecursionError, struct.error):
         return None
+
+
+def _understood(file: BinaryIO, rest: Callable[[], None]) -> Snapshot | None:
+    """What is in the file; raises anything of what parsing can where that is no snapshot."""
     found: Snapshot | None = None
-    for body, _ in bodies(data):
+    for body in _bodies(file):
         rest()
-        try:
-            if body[:1] == _HEAD:
-                found = _head(body[1:])
-            elif found is not None and body[:1] == _CHUNKS:
-                found.chunks.extend(_chunks(body))
-            elif found is not None and body[:1] == _END:
-                return found if _COUNT.unpack(body[1:])[0] == len(found.chunks) else None
-        except (ValueError, KeyError, TypeError, struct.error):
-            return None
+        if body[:1] == _HEAD:
+            found = _head(body[1:])
+        elif found is not None and body[:1] == _CHUNKS:
+            found.chunks.extend(_chunks(body, len(found.namespaces)))
+        elif found is not None and body[:1] == _END:
+            return found if _COUNT.unpack(body[1:])[0] == len(found.chunks) else None
     return None
+
+
+def _bodies(file: BinaryIO) -> Iterator[bytes]:
+    """The bodies of all whole frames up to the first that is not; a piece is in memory."""
+    data = b""
+    while more := file.read(_PIECE):
+        data, understood = data + more, 0
+        for body, end in bodies(data):
+            yield body
+            understood = end
+        data = data[understood:]
+        if len(data) > _PIECE:
+            return  # no frame is as long
 
 
 def _head(text: bytes) -> Snapshot:
     head = json.loads(text)
+    namespaces = head["namespaces"]
+    if not isinstance(namespaces, list) or not isinstance(head["writers"], dict):
+        raise ValueError("No keeper writes a head like that")  # noqa: TRY004 - it is caught
+    if len(set(namespaces)) < len(namespaces) or not all(map(is_namespace, namespaces)):
+        raise ValueError("No keeper names namespaces like that")
     writers = {name: Position(*position) for name, position in head["writers"].items()}
-    return Snapshot(head["namespaces"], writers)
+    numbers = [number for position in writers.values() for number in vars(position).values()]
+    if not all(isinstance(number, int) and number >= 0 for number in numbers):
+        raise ValueError("No keeper was at such a position")
+    return Snapshot(namespaces, writers)
 
 
-def _chunks(body: bytes) -> Iterator[tuple[bytes, bytes]]:
+def _chunks(body: bytes, namespaces: int) -> Iterator[tuple[bytes, bytes]]:
     at = 1
     while at < len(body):
         lengths = _LENGTHS.unpack_from(body, at)
         middle = at + _LENGTHS.size + lengths[0]
         end = middle + lengths[1]
-        yield body[at + _LENGTHS.size : middle], body[middle:end]
+        chunk, facts = body[at + _LENGTHS.size : middle], body[middle:end]
+        if end > len(body) or not is_chunk(chunk, facts, namespaces):
+            raise ValueError("No keeper counts such a chunk")
+        yield chunk, facts
         at = end
 
 

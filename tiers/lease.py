@@ -20,18 +20,21 @@ import contextlib
 import json
 import os
 import shutil
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, fields
 from typing import Any
 
-from kvtiers.tiers.fs_layout import private_folder
+from kvtiers.tiers.fs_files import made, reading
+from kvtiers.tiers.fs_layout import private_folder, refuse_link
 from kvtiers.tiers.log_files import OVER
 from kvtiers.tiers.owner import has_ended
 
 PATIENCE = 15.0
 SNAPSHOT = "snapshot"
 _BEAT = "beat"
-_MOST_BYTES = 64 << 20
+# Some thousand writers. It is read by the processes of engines, and often.
+_MOST_BYTES = 1 << 20
+_MOST_DIGITS = 18
 
 
 class LeaseLostError(Exception):
@@ -142,7 +145,7 @@ class Lease:
     def take(self) -> Inherited | None:
         """Begin the next generation; None if somebody else did. Raises OSError."""
         private_folder(self._folder)
-        mine = max((number for number, _ in self._generations()), default=0) + 1
+        mine = max((number for number, _ in _generations(self._names())), default=0) + 1
         try:
             os.mkdir(self._of(mine), 0o700)
         except FileExistsError:
@@ -179,8 +182,8 @@ class Lease:
         text = json.dumps({**vars(beat), "owner": dict(self._owner), "count": self._count})
         temporary = f"{self.folder}/{_BEAT}.new"
         try:
-            with open(temporary, "w", opener=_private) as file:
-                file.write(text)
+            with made(temporary) as file:
+                file.write(text.encode())
             os.rename(temporary, f"{self.folder}/{_BEAT}")
         except FileNotFoundError as error:
             raise LeaseLostError(str(self._held)) from error
@@ -205,19 +208,23 @@ class Lease:
 
     def _generations(self) -> list[tuple[int, bool]]:
         """Every generation there is a folder of, and whether it is sealed."""
+        return _generations(name for name, is_folder in self._names().items() if is_folder)
+
+    def _names(self) -> dict[str, bool]:
+        """What lies beside the generations, too, and whether it is a folder, and no link."""
+        refuse_link(self._folder)
         try:
-            names = os.listdir(self._folder)
+            with os.scandir(self._folder) as entries:
+                return {entry.name: entry.is_dir(follow_symlinks=False) for entry in entries}
         except FileNotFoundError:
-            return []
-        stems = [(name.removesuffix(OVER), name.endswith(OVER)) for name in names]
-        return [(int(stem), over) for stem, over in stems if stem.isdecimal()]
+            return {}
 
     @staticmethod
     def _read(folder: str) -> Beat | None:
         try:
-            with open(f"{folder}/{_BEAT}", "rb") as file:
-                return Beat(**json.loads(file.read(_MOST_BYTES)))
-        except (FileNotFoundError, ValueError, TypeError):
+            with reading(f"{folder}/{_BEAT}") as file:
+                return _understood(json.loads(file.read(_MOST_BYTES)))
+        except (FileNotFoundError, ValueError, RecursionError):
             return None
 
 
@@ -242,5 +249,25 @@ class LeaseView:
         """See ``Lease.forget_earlier``. Nothing is deleted."""
 
 
-def _private(path: str, flags: int) -> int:
-    return os.open(path, flags | os.O_CLOEXEC, 0o600)
+def _generations(names: Iterable[str]) -> list[tuple[int, bool]]:
+    stems = [(name.removesuffix(OVER), name.endswith(OVER)) for name in names]
+    return [(int(stem), over) for stem, over in stems if _is_generation(stem)]
+
+
+def _is_generation(stem: str) -> bool:
+    return stem.isascii() and stem.isdecimal() and len(stem) <= _MOST_DIGITS
+
+
+def _understood(written: object) -> Beat | None:
+    """What was published, None if no holder can have written it."""
+    if not isinstance(written, dict):
+        return None
+    beat = Beat(**{each.name: written[each.name] for each in fields(Beat) if each.name in written})
+    numbers = beat.count, beat.capacity, beat.nbytes, beat.chunks
+    sound = (
+        isinstance(beat.owner, dict)
+        and isinstance(beat.limits, dict)
+        and isinstance(beat.resigned, bool)
+        and all(isinstance(number, int) for number in (*numbers, *beat.limits.values()))
+    )
+    return beat if sound else None

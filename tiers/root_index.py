@@ -15,8 +15,10 @@ from dataclasses import dataclass
 
 from kvtiers.tiers.access_log import NO_TENANT
 from kvtiers.tiers.base import ALIGNMENT
+from kvtiers.tiers.format import MAX_HASH_BYTES
 
 _NUMBER = struct.Struct(">H")
+MOST_NAMESPACES = 1 << 16
 _FACTS = struct.Struct("<IIi8s")
 
 
@@ -52,7 +54,7 @@ class Facts:
     def packed(self) -> bytes:
         """As few bytes as it takes."""
         used = min(max(0, int(self.used)), 0xFFFFFFFF)
-        pages = -(-self.nbytes // ALIGNMENT)
+        pages = min(-(-self.nbytes // ALIGNMENT), 0xFFFFFFFF)
         return _FACTS.pack(pages, used, self.position, self.tenant) + self.parent
 
 
@@ -60,6 +62,14 @@ def unpacked(packed: bytes) -> Facts:
     """What ``Facts.packed`` made."""
     pages, used, position, tenant = _FACTS.unpack_from(packed)
     return Facts(pages * ALIGNMENT, used, position, tenant, packed[_FACTS.size :])
+
+
+def is_chunk(chunk: bytes, packed: bytes, namespaces: int) -> bool:
+    """Whether these can be an id, of so many namespaces, and what ``Facts.packed`` made."""
+    if not _NUMBER.size < len(chunk) <= _NUMBER.size + MAX_HASH_BYTES:
+        return False
+    parent = len(packed) - _FACTS.size
+    return _NUMBER.unpack_from(chunk)[0] < namespaces and 0 <= parent <= MAX_HASH_BYTES
 
 
 class RootIndex:
@@ -79,9 +89,11 @@ class RootIndex:
         self._folders: dict[bytes, dict[bytes, bytes]] = {}
 
     def id_of(self, namespace: str, digest: bytes) -> bytes:
-        """The chunk's id."""
+        """The chunk's id. Raises OverflowError for one namespace more than can be told apart."""
         number = self._numbers.get(namespace)
         if number is None:
+            if len(self._names) == MOST_NAMESPACES:
+                raise OverflowError(f"More than {MOST_NAMESPACES} namespaces")
             number = self._numbers[namespace] = _NUMBER.pack(len(self._names))
             self._names.append(namespace)
         return number + digest
