@@ -9,7 +9,7 @@ from fault_cases import CASES, MARGIN
 from fault_trial import Row
 
 PAGE = Path(__file__).parents[2] / "docs" / "reliability.md"
-_BEGIN = "<!-- written by `make faults ARGS=--write-reliability`: begin -->"
+_BEGIN = "<!-- written by `make faults`: begin -->"
 _END = "<!-- end -->"
 _HEAD = (
     "case",
