@@ -105,11 +105,13 @@ class Promotion:
             there = [c for c in chunks if not self._residency.is_nowhere(c)]
             self._read_for_nobody([c.key for c in there if c.state is State.ABSENT])
 
-    def _read_for_nobody(self, keys: Sequence[bytes]) -> None:
-        if keys:
-            self._announce(keys)
-            room = self._eviction.make_room(len(keys))
-            self._read(keys[:room], [])
+    def _read_for_nobody(self, keys: Iterable[bytes]) -> None:
+        # A policy's run is not ours to trust, and one chunk in two slots would cost one of them.
+        unique = list(dict.fromkeys(keys))
+        if unique:
+            self._announce(unique)
+            room = self._eviction.make_room(len(unique))
+            self._read(unique[:room], [])
 
     def let_go(self, request: RequestState) -> None:
         """Give up what is sooner computed than loaded; before its turn, do not fetch it yet."""

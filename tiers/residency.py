@@ -121,6 +121,9 @@ class Residency:
         """The arena loses its copies, whole or not."""
         were_ready: list[ChunkId] = []
         for chunk in chunks:
+            if chunk.state is State.ABSENT:
+                # A policy has named it twice.
+                continue
             if chunk.state is State.READY:
                 self.cpu.withdraw(self.key_of(chunk))
                 were_ready.append(chunk.key)

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import enum
 import logging
+import operator
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, TypeVar
 
@@ -145,16 +146,26 @@ class ThreadWorkers:
     def submit(self, op: Op) -> None:
         """See ``Workers.submit``."""
         if op.kind is OpKind.SCAN:
-            # Minutes on a large root: not on a thread that loads wait for.
-            args = (self._tier, op, self._done, lambda: self._closing)
-            name = f"kvtiers-{type(self._tier).__name__}-scan"
-            self._scan = threading.Thread(target=scan, args=args, name=name, daemon=True)
-            self._scan.start()
+            self._submit_scan(op)
             return
         with self._changed:
             (self._urgent if op.kind in _URGENT else self._patient).append(op)
             # All: a thread that takes no stores may be the one that wakes.
             self._changed.notify_all()
+
+    def _submit_scan(self, op: Op) -> None:
+        # Minutes on a large root: not on a thread that loads wait for.
+        args = (self._tier, op, self._done, lambda: self._closing)
+        name = f"kvtiers-{type(self._tier).__name__}-scan"
+        thread = threading.Thread(target=scan, args=args, name=name, daemon=True)
+        try:
+            thread.start()
+        except RuntimeError as error:
+            # The process may have no more threads. That is no reason to end the engine.
+            fail(op, error)
+            self._done(op)
+        else:
+            self._scan = thread
 
     def cancel(self, op: Op) -> bool:
         """See ``Workers.cancel``."""
@@ -225,7 +236,7 @@ def scan(tier: Tier, op: Op, done: Callable[[Op], None], stopped: Callable[[], b
             op.usage.chunks,
             op.usage.nbytes / (1 << 30),
         )
-    except Exception as error:  # noqa: BLE001 - a tier's fault must not end the thread silently
+    except BaseException as error:  # noqa: BLE001 - see ``call``
         op.error = error
     findings.sort()
     op.seconds = time.monotonic() - begun
@@ -233,19 +244,25 @@ def scan(tier: Tier, op: Op, done: Callable[[Op], None], stopped: Callable[[], b
 
 
 def call(tier: Tier, op: Op) -> None:
-    """Make the call that ``op`` stands for; what escapes becomes failed outcomes."""
+    """Make the call that ``op`` stands for; what escapes becomes failed outcomes.
+
+    So does what is no Exception: asyncio's CancelledError, a panic of a library in Rust. A
+    thread that ended of it would leave the op's slots in use for ever.
+    """
     try:
         if op.kind in (OpKind.CONTAINS, OpKind.PROBE):
-            op.found = _checked(tier.contains(op.keys), op)
+            op.found = list(map(bool, _all_of(tier.contains(op.keys), op)))
         elif op.kind is OpKind.READ:
-            op.reads = _checked(tier.read(op.keys, op.buffers), op)
+            op.reads = _checked(tier.read(op.keys, op.buffers), op, ReadOutcome)
         elif op.kind is OpKind.WRITE:
-            op.writes = _checked(tier.write(op.keys, op.buffers), op)
+            op.writes = _checked(tier.write(op.keys, op.buffers), op, WriteOutcome)
         elif op.kind is OpKind.REMOVE:
-            op.removed = tier.remove(op.keys)
+            op.removed = operator.index(tier.remove(op.keys))
         if op.kind in _CHANGING:
             op.usage = tier.usage()
-    except Exception as error:  # noqa: BLE001 - the engine must not die of a tier
+            _expect(op.usage, Usage, "usage")
+    except BaseException as error:  # noqa: BLE001 - the engine must not die of a tier
+        op.usage = None
         fail(op, error)
 
 
@@ -260,9 +277,23 @@ def fail(op: Op, error: BaseException) -> None:
         op.found = [False] * len(op.keys)
 
 
-def _checked(answers: list[T], op: Op) -> list[T]:
-    if len(answers) != len(op.keys):
+def _all_of(answers: Iterable[T], op: Op) -> list[T]:
+    """The answers, one a chunk. What is none is not believed, and is not the engine's to meet."""
+    given = list(answers)
+    if len(given) != len(op.keys):
         raise RuntimeError(
-            f"{op.kind.value}() answered {len(answers)} times for {len(op.keys)} chunks"
+            f"{op.kind.value}() answered {len(given)} times for {len(op.keys)} chunks"
         )
-    return answers
+    return given
+
+
+def _checked(answers: Iterable[T], op: Op, kind: type[T]) -> list[T]:
+    given = _all_of(answers, op)
+    for answer in given:
+        _expect(answer, kind, op.kind.value)
+    return given
+
+
+def _expect(answer: object, kind: type, name: str) -> None:
+    if not isinstance(answer, kind):
+        raise TypeError(f"{name}() answered {answer!r:.100}, which is no {kind.__name__}")

@@ -99,8 +99,8 @@ class Worth:
         self._prefill = prefill
         # Requests that are to compute what tiers hold, until they start.
         self._computing: dict[str, RequestState] = {}
-        # Chunks that a tier was too slow for: tier -> what to measure it with.
-        self._samples: dict[str, list[bytes]] = {}
+        # Chunks that a tier was too slow for: tier -> what to measure it with, one a thread.
+        self._samples: dict[str, dict[bytes, None]] = {}
         self._measured_at: dict[str, float] = {}
 
     def patience(self, request: RequestState, most: float) -> float:
@@ -156,8 +156,9 @@ class Worth:
             if chunk is None or tier is None or chunk.state is State.READY:
                 continue
             counts[tier.name] += 1
-            if chunk.state is State.ABSENT and counts[tier.name] <= tier.tier.config.threads:
-                self._samples.setdefault(tier.name, []).append(key)
+            samples = self._samples.setdefault(tier.name, {})
+            if chunk.state is State.ABSENT and len(samples) < tier.tier.config.threads:
+                samples[key] = None
         for tier in self._residency.lower:
             tier.counts["recomputed"] += counts[tier.name]
 
@@ -177,7 +178,7 @@ class Worth:
             pause = max(_MEASURE_SECONDS, seconds / _MEASURE_SHARE)
             if now >= self._measured_at.get(name, -math.inf) + pause:
                 self._measured_at[name] = now
-                yield keys[: tier.tier.config.threads]
+                yield list(keys)
         self._samples.clear()
 
     # Computing --------------------------------------------------------------

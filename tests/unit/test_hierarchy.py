@@ -11,7 +11,7 @@ import itertools
 import os
 import queue
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -26,7 +26,7 @@ from hierarchy_kit import (
     prefix,
     truth,
 )
-from kvtiers.policies import PolicyRequest, Run
+from kvtiers.policies import ChunkId, PolicyRequest, Run
 from kvtiers.policies.lru import LruPolicy
 from kvtiers.tiers import ChunkKey, Namespace, ReadOutcome, TierConfig, WriteOutcome, fs
 from kvtiers.tiers.breaker import BreakerState
@@ -1457,6 +1457,32 @@ def test_expired_chunks_are_dropped_though_there_is_room() -> None:
     stack.settle()
     assert resident(stack, run) == [True, False, False]
     assert len(list(stack.tiers["disk"].scan())) == 1
+
+
+def test_what_a_policy_names_twice_is_fetched_and_dropped_once() -> None:
+    """A policy may be anybody's, and a slot that is given twice holds two chunks."""
+
+    class Stutter(Foresight):
+        def victims(self, tier: str, n_bytes: int) -> Iterator[ChunkId]:
+            return (chunk for chunk in super().victims(tier, n_bytes) for _ in range(2))
+
+    coming = prefix("next", 2)
+    stack = stack_with(4, coming, policy=Stutter)
+    stack.settle()
+    policy = stack.h.policy
+    assert isinstance(policy, Stutter)
+    policy.with_request = [Run(coming.chunks + coming.chunks, 0, CHUNK)]
+    stack.begin("r", prefix("now", 2))
+    stack.settle()
+    assert resident(stack, coming) == [True] * 2
+    assert stack.cpu.free_slots == 2
+    stack.store(prefix("p", 4))
+    assert sorted(stack.cpu._free) == sorted(set(stack.cpu._free))
+    stack.settle()
+    policy.dead = [k for k in stack.ready() for _ in range(2)]
+    stack.clock.now += 1.0
+    stack.settle()
+    assert sorted(stack.cpu._free) == [0, 1, 2, 3]
 
 
 def test_a_chunk_in_use_outlives_its_time() -> None:

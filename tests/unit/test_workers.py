@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import queue
 import threading
+from asyncio import CancelledError
 from collections.abc import Callable, Iterator, Sequence
 
 import pytest
@@ -162,20 +163,86 @@ def test_an_op_that_begins_after_its_deadline_is_not_made(make_rig: Callable[...
     assert tier.calls == []
 
 
-@pytest.mark.parametrize("kind", [OpKind.READ, OpKind.WRITE, OpKind.CONTAINS, OpKind.REMOVE])
-def test_what_escapes_from_a_tier_becomes_failed_outcomes(kind: OpKind) -> None:
+class Panic(BaseException):
+    """As a library in Rust raises it: no Exception."""
+
+
+@pytest.mark.parametrize("error", [OSError("gone"), CancelledError(), SystemExit(1), Panic()])
+@pytest.mark.parametrize(
+    "kind", [OpKind.READ, OpKind.WRITE, OpKind.CONTAINS, OpKind.REMOVE, OpKind.PROBE, OpKind.SCAN]
+)
+def test_whatever_escapes_from_a_tier_becomes_failed_outcomes_and_ends_no_thread(
+    kind: OpKind, error: BaseException, make_rig: Callable[..., Rig]
+) -> None:
     class Broken(DictTier):
         def _broken(self, *args: object) -> list[bool]:
-            raise OSError("gone")
+            raise error
 
-        contains = read = write = remove = _broken  # type: ignore[assignment]
+        contains = read = write = remove = scan = _broken  # type: ignore[assignment]
 
-    op = Op(kind, [ChunkKey(FIRST, key("a"))], [memoryview(bytearray(CHUNK))])
-    call(Broken(), op)
-    assert isinstance(op.error, OSError)
-    assert op.reads == [ReadOutcome.FAILED] * (kind is OpKind.READ)
-    assert op.writes == [WriteOutcome.FAILED] * (kind is OpKind.WRITE)
-    assert op.found == [False] * (kind is OpKind.CONTAINS)
+    rig = make_rig(Broken(), 1)
+    for _ in range(2):
+        op = Op(kind, [ChunkKey(FIRST, key("a"))], [memoryview(bytearray(CHUNK))])
+        assert rig.submit(op) is rig.next()
+        assert op.error is error
+        assert op.reads == [ReadOutcome.FAILED] * (kind is OpKind.READ)
+        assert op.writes == [WriteOutcome.FAILED] * (kind is OpKind.WRITE)
+        assert op.found == [False] * (kind is OpKind.CONTAINS)
+
+
+NONSENSE = [None, [], 7, "ab", [None, None], [[], []], [True, True], {0: 1, 1: 2}]
+
+
+@pytest.mark.parametrize("answer", NONSENSE, ids=repr)
+@pytest.mark.parametrize("kind", [OpKind.READ, OpKind.WRITE])
+def test_an_answer_that_is_none_is_not_believed(kind: OpKind, answer: object) -> None:
+    class Odd(DictTier):
+        def _odd(self, *args: object) -> object:
+            return answer
+
+        read = write = _odd  # type: ignore[assignment]
+
+    op = Op(kind, [ChunkKey(FIRST, key(k)) for k in "ab"])
+    call(Odd(), op)
+    assert f"{kind.value}() answered" in str(op.error) or isinstance(op.error, TypeError)
+    assert op.reads == [ReadOutcome.FAILED] * 2 * (kind is OpKind.READ)
+    assert op.writes == [WriteOutcome.FAILED] * 2 * (kind is OpKind.WRITE)
+
+
+@pytest.mark.parametrize("answer", [None, [], 7], ids=repr)
+def test_a_lookup_that_does_not_answer_for_each_chunk_has_found_nothing(answer: object) -> None:
+    class Odd(DictTier):
+        def contains(self, keys: object) -> list[bool]:
+            return answer  # type: ignore[return-value]
+
+    op = Op(OpKind.CONTAINS, [ChunkKey(FIRST, key(k)) for k in "ab"])
+    call(Odd(), op)
+    assert op.error is not None
+    assert op.found == [False] * 2
+
+
+@pytest.mark.parametrize("call_name", ["remove", "usage"])
+def test_a_tier_that_does_not_say_how_much_it_removed_or_holds_has_failed(call_name: str) -> None:
+    tier = DictTier()
+    vars(tier)[call_name] = lambda *args: None
+    op = Op(OpKind.REMOVE, [ChunkKey(FIRST, key("a"))])
+    call(tier, op)
+    assert isinstance(op.error, TypeError)
+    assert op.usage is None
+    assert op.removed < len(op.keys)
+
+
+def test_without_a_thread_to_be_had_a_scan_fails(
+    make_rig: Callable[..., Rig], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(self: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    rig = make_rig(DictTier(), 1)
+    monkeypatch.setattr(threading.Thread, "start", refused)
+    op = rig.submit(Op(OpKind.SCAN))
+    assert rig.next() is op
+    assert isinstance(op.error, RuntimeError)
 
 
 def test_a_tier_that_answers_for_too_few_chunks_is_not_believed() -> None:

@@ -467,6 +467,24 @@ def test_a_slow_tier_is_measured_at_a_bounded_rate() -> None:
     assert 0 < measured <= THREADS * (160 * 0.1 / 0.6 + 2)
 
 
+def test_what_several_requests_compute_is_measured_once() -> None:
+    """Found by stress: a chunk was read into as many slots, and all but one were lost."""
+    sim = sim_with(disk=SLOW)
+    sim.drop_arena()
+    before = sim.stack.workers["disk"].count(OpKind.READ)
+    run = RUN.head(1)
+    for name in "ab":
+        sim.stack.begin(name, run)
+    for name in "ab":
+        assert sim.stack.look(name, run) == [MISS]
+    sim.settle()
+    assert sim.stack.workers["disk"].count(OpKind.READ) == before + 1
+    for name in "ab":
+        sim.h.end(name)
+    assert sim.stack.ready() == set(run.chunks)
+    assert sim.stack.cpu.free_slots == SLOTS - 1
+
+
 # How long a request takes -----------------------------------------------------
 
 costs = st.tuples(
