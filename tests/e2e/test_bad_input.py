@@ -53,7 +53,8 @@ def test_every_mistake_of_the_configuration_is_told_at_once(llama: Path, tmp_pat
     assert (
         "tiers[2].capcity (from kv_connector_extra_config) is not a key that kvtiers knows. Did "
         "you mean 'capacity'? Known here: block_size, buffer, capacity, deadline, direct, "
-        "encryption, fsync, headroom, name, path, tenant_quota, threads, type. Correct it or leave it out."
+        "encryption, fsync, headroom, name, path, tenant_quota, threads, type. Correct it "
+        "or leave it out."
     ) in said
     assert (
         "tiers[4] is 'fs' (from kv_connector_extra_config): tiers[3] is called that already. "
