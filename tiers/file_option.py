@@ -14,12 +14,13 @@ def _named(value: object) -> object:
     return value
 
 
-def _at_home(path: Path) -> Path:
+def at_home(path: Path) -> Path:
+    """The path with ``~`` expanded. Raises ValueError if there is no such user."""
     try:
         return path.expanduser()
     except RuntimeError as error:
         raise ValueError("there is no such user. Write the path in full") from error
 
 
-FileOption = Annotated[Path, BeforeValidator(_named), AfterValidator(_at_home)]
+FileOption = Annotated[Path, BeforeValidator(_named), AfterValidator(at_home)]
 """A path; ``~`` is the user's home."""

@@ -98,7 +98,7 @@ class NamespaceBook:
         """See ``Tier.namespaces``. Leaves out whose facts can't be read. Raises OSError."""
         found = []
         for namespace_id in self._files.newest(most):
-            with contextlib.suppress(OSError, ValueError, RecursionError):
+            with contextlib.suppress(OSError, ValueError):
                 facts = facts_of(self._files.load(namespace_id))
                 found.append(Namespace(namespace_id, facts))
         return found
@@ -129,7 +129,7 @@ class NamespaceBook:
                 # Left open: another engine may write its facts before we write ours.
                 return True
             self._files.store(namespace.id, _written(facts))
-        except (OSError, ValueError, RecursionError) as reason:
+        except (OSError, ValueError) as reason:
             self._renew(namespace.id, facts, reason)
         self._accepted[namespace.id] = not differences
         if differences:
@@ -218,10 +218,13 @@ def _plain(facts: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def facts_of(content: bytes) -> dict[str, Any]:
-    """The facts in a file. Raises ValueError or RecursionError if it names none."""
+    """The facts in a file. Raises ValueError if it names none."""
     if len(content) > MOST_BYTES:
         raise ValueError(f"it has more than {MOST_BYTES} bytes")
-    stored = json.loads(content)
+    try:
+        stored = json.loads(content)
+    except RecursionError as error:
+        raise ValueError("it is nested too deeply") from error
     if not isinstance(stored, dict) or not stored:
         raise ValueError("it names no facts")
     return stored

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import pwd
 import sys
 import time
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from kvtiers.connector.sizes import Capacity, file_system_bytes, format_bytes
 from kvtiers.policies import POLICIES, TierInfo
 from kvtiers.tiers import keeper_listing
 from kvtiers.tiers.base import TierConfig
+from kvtiers.tiers.file_option import at_home
 from kvtiers.tiers.fs import FsTier
 from kvtiers.tiers.fs_layout import Layout, refuse_link
 from kvtiers.tiers.keeper import Keeper, Terms
@@ -23,7 +25,7 @@ from kvtiers.tiers.lease import PATIENCE, Beat, Inherited, Lease, LeaseLostError
 from kvtiers.tiers.owner import is_alive, this_process
 from kvtiers.tiers.pace import Pace
 from kvtiers.tiers.remote_url import is_remote, without_local_scheme
-from kvtiers.tools.places import PlaceError
+from kvtiers.tools.places import PlaceError, layout_of, what_to_do
 
 _LOOK_SECONDS = 0.5
 _DEFAULT_POLICY = "lru"
@@ -89,25 +91,25 @@ def run(arguments: argparse.Namespace) -> int:
     try:
         for root in _roots(arguments):
             try:
-                print(_collected(root, arguments))
+                text = _collected(root, arguments)
             except OSError as error:
-                print(f"kvtiers: {root.path} could not be collected: {error}.", file=sys.stderr)
+                told = f"{root.path} could not be collected: {what_to_do(error)}"
+                print(f"kvtiers: {told}", file=sys.stderr)
                 status = 1
+            else:
+                print(text)
     except PlaceError as error:
         print(f"kvtiers: {error}", file=sys.stderr)
-        status = 1
+        return 2
     return status
 
 
 def _collected(root: Root, arguments: argparse.Namespace) -> str:
     """Do it, and say what was done."""
-    layout = Layout(root.path)
-    if not os.path.isdir(layout.base):
-        raise PlaceError(
-            f"{root.path} has no folder 'v1', so no fs tier has stored anything there. Name the "
-            "tier's 'path' itself."
-        )
+    layout = layout_of(root.path)
     refuse_link(layout.keeping)
+    if not arguments.dry_run:
+        _refuse_wrong_root(root.path, os.stat(layout.base).st_uid)
     lease = Lease(f"{layout.keeping}/lease", this_process().facts(), time.monotonic)
     seen = lease.look()
     terms = _terms(root, seen)
@@ -130,6 +132,23 @@ def _collected(root: Root, arguments: argparse.Namespace) -> str:
         layout, lease, inherited, terms, time.monotonic, Pace(1.0), rebuild=arguments.rebuild
     )
     return _brought_under(root, keeper)
+
+
+def _refuse_wrong_root(path: Path, owner: int) -> None:
+    """Raise PlaceError for the superuser in a folder of another user.
+
+    What root writes there only root can read, and the engines could keep no bound any more.
+    """
+    if os.geteuid() or not owner:
+        return
+    try:
+        name = pwd.getpwuid(owner).pw_name
+    except KeyError:
+        name = f"#{owner}"
+    raise PlaceError(
+        f"{path} belongs to the user {name}, and what root writes there its engines could not "
+        f"read. Run this as that user, such as with: sudo -u '{name}' kvtiers gc ..."
+    )
 
 
 def _say_whom_for(root: Root, seen: Seen) -> None:
@@ -247,10 +266,10 @@ def _folder(path: str) -> Path:
                 "'path' of an fs tier that is a folder."
             ]
         )
-    folder = Path(str(without_local_scheme(path))).expanduser()
-    if not folder.is_dir():
-        raise PlaceError(f"{folder} is no folder. Name the 'path' of an fs tier.")
-    return folder
+    try:
+        return at_home(Path(str(without_local_scheme(path))))
+    except ValueError as error:
+        raise ConfigError([f"{path}: {error}."]) from error
 
 
 def _capacity(written: str | None) -> Capacity | None:

@@ -14,13 +14,15 @@ from kvtiers.connector.sizes import format_bytes
 from kvtiers.tiers.examine import find_metadata
 from kvtiers.tiers.format import CODEC_NONE, Metadata
 from kvtiers.tools import opening
-from kvtiers.tools.places import Lying, Place, PlaceError
+from kvtiers.tools.places import Lying, Place, PlaceError, printable, what_to_do
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 # Chunks of a namespace that are asked whether they are encrypted.
 _SAMPLE = 8
+# Of a model's name. Who wrote it may mean harm.
+_MOST_CHARACTERS = 200
 _CLEAR = "in clear"
 _UNKNOWN = "unknown"
 _TITLES = ("namespace", "model", "chunks", "size", "oldest use", "newest use", "encryption")
@@ -82,8 +84,10 @@ def run(arguments: argparse.Namespace) -> int:
     except PlaceError as error:
         print(f"kvtiers: {error}", file=sys.stderr)
         return 2
+    except BrokenPipeError:
+        raise  # whoever read it has seen enough
     except OSError as error:
-        print(f"kvtiers: {error}", file=sys.stderr)
+        print(f"kvtiers: {what_to_do(error)}", file=sys.stderr)
         return 1
     if arguments.json and not arguments.chunks:
         print(json.dumps(shown, indent=2))
@@ -132,7 +136,7 @@ def _list_chunks(place: Place, as_json: bool) -> None:
                 )
             )
         else:
-            print(f"{_time(lying.used):19}  {lying.nbytes:>12}  {lying.where}")
+            print(f"{_time(lying.used):19}  {lying.nbytes:>12}  {printable(lying.where)}")
 
 
 def _show(place: Place, summaries: list[Summary]) -> None:
@@ -152,15 +156,17 @@ def _show(place: Place, summaries: list[Summary]) -> None:
 
 
 def _row(summary: Summary) -> tuple[str, ...]:
-    return (
+    model = summary.facts.get("model") or summary.facts.get("engine") or _UNKNOWN
+    cells = (
         summary.id,
-        str(summary.facts.get("model") or summary.facts.get("engine") or _UNKNOWN),
+        str(model)[:_MOST_CHARACTERS],
         str(summary.chunks),
         format_bytes(summary.nbytes),
         _time(summary.oldest),
         _time(summary.newest),
         ", ".join(summary.keys),
     )
+    return tuple(map(printable, cells))
 
 
 def _time(seconds: float) -> str:

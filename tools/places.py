@@ -7,6 +7,7 @@ something, renews nobody's last use, and can be looked at beside running engines
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import stat
 from abc import ABC, abstractmethod
@@ -82,6 +83,35 @@ class Place(ABC):
         """Let go of connections."""
 
 
+def layout_of(root: Path) -> Layout:
+    """What lies in a folder that an fs tier uses. Raises PlaceError if none does."""
+    layout = Layout(root)
+    try:
+        if not root.is_dir():
+            raise PlaceError(f"{root} is no folder. Name the 'path' of an fs tier.")
+        os.stat(f"{layout.base}/")
+    except (FileNotFoundError, NotADirectoryError):
+        raise PlaceError(
+            f"{root} has no folder 'v1', so no fs tier has stored anything there. Name the "
+            "tier's 'path' itself."
+        ) from None
+    except OSError as error:
+        raise PlaceError(f"{root} can't be looked at: {what_to_do(error)}") from None
+    return layout
+
+
+def printable(text: str) -> str:
+    """What somebody may have written to play tricks on a terminal, or that can't be printed."""
+    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
+
+
+def what_to_do(error: OSError) -> str:
+    """The error, for humans."""
+    if isinstance(error, PermissionError):
+        return f"{error}. Run this as the user of the engines that use it."
+    return f"{error}."
+
+
 class Folder(Place):
     """A local or mounted path.
 
@@ -93,14 +123,7 @@ class Folder(Place):
 
     def __init__(self, root: Path, config: AtRestConfig) -> None:
         self.name, self.config = str(root), config
-        self._layout = Layout(root)
-        if not root.is_dir():
-            raise PlaceError(f"{root} is no folder. Name the 'path' of an fs tier, or a URL.")
-        if not os.path.isdir(self._layout.base):
-            raise PlaceError(
-                f"{root} has no folder 'v1', so no fs tier has stored anything there. Name the "
-                "tier's 'path' itself."
-            )
+        self._layout = layout_of(root)
 
     def chunks(self) -> Iterator[Lying]:
         """See ``Place.chunks``. A folder at a time is in memory."""
@@ -133,11 +156,16 @@ class Folder(Place):
     def opened(self, lying: Lying) -> Iterator[Content]:
         """See ``Place.opened``."""
         flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-        descriptor = os.open(lying.where, flags)
+        try:
+            descriptor = os.open(lying.where, flags)
+        except OSError as error:
+            if error.errno != errno.ELOOP:
+                raise
+            raise OSError(errno.ELOOP, "it is a link", lying.where) from None
         try:
             status = os.fstat(descriptor)
             if not stat.S_ISREG(status.st_mode):
-                raise OSError(f"{lying.where} is not a file")
+                raise OSError(errno.EINVAL, "it is not a file", lying.where)
             yield _FileContent(descriptor, status.st_size)
         finally:
             os.close(descriptor)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import json
 import sys
 from collections import Counter
@@ -13,15 +14,22 @@ from kvtiers.tiers.examine import Verdict, examine
 from kvtiers.tiers.format import CODEC_NONE
 from kvtiers.tiers.sealing import Sealing
 from kvtiers.tools import opening
-from kvtiers.tools.places import Lying, Place, PlaceError
+from kvtiers.tools.places import Lying, Place, PlaceError, printable, what_to_do
 from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn
+
+# Of a link, a pipe or a folder in a chunk's place.
+_NO_CHUNK = frozenset({errno.ELOOP, errno.EINVAL})
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of ``kvtiers verify``."""
     opening.add_arguments(parser)
-    parser.add_argument("--remove", action="store_true", help="take damaged chunks away")
+    parser.add_argument(
+        "--remove",
+        action="store_true",
+        help="take damaged chunks away, and leave those that can't be read",
+    )
     parser.add_argument(
         "--renew-use",
         action="store_true",
@@ -95,8 +103,10 @@ def _verify(
                 _one(place, sealing, lying, report, arguments)
                 told = f"{report.place}: {report.chunks} chunks, {len(report.bad)} damaged"
                 bar.update(task, description=told)
+        except BrokenPipeError:
+            raise  # whoever read it has seen enough
         except OSError as error:
-            report.failed = str(error)
+            report.failed = what_to_do(error)
 
 
 def _one(
@@ -114,13 +124,15 @@ def _one(
         return  # evicted since it was listed
     except OSError as error:
         report.chunks += 1
-        _bad(place, lying, f"can't be read: {error.strerror or error}", report, arguments)
+        # A store in trouble must not cost what is sound in it.
+        remove = arguments.remove and error.errno in _NO_CHUNK
+        _bad(place, lying, f"can't be read: {error.strerror or error}", report, arguments, remove)
         return
     report.chunks += 1
     report.nbytes += nbytes
     _count(verdict, report)
     if verdict.defect is not None and not verdict.defect.foreign:
-        _bad(place, lying, verdict.defect.value, report, arguments)
+        _bad(place, lying, verdict.defect.value, report, arguments, arguments.remove)
 
 
 def _count(verdict: Verdict, report: Report) -> None:
@@ -136,17 +148,23 @@ def _count(verdict: Verdict, report: Report) -> None:
 
 
 def _bad(
-    place: Place, lying: Lying, why: str, report: Report, arguments: argparse.Namespace
+    place: Place,
+    lying: Lying,
+    why: str,
+    report: Report,
+    arguments: argparse.Namespace,
+    remove: bool,
 ) -> None:
     report.bad.append((lying.where, why))
     if not arguments.json:
-        print(f"{lying.where}: {why}")
-    if arguments.remove:
+        print(f"{printable(lying.where)}: {why}")
+    if remove:
         try:
             place.remove(lying)
             report.removed += 1
         except OSError as error:
-            print(f"kvtiers: {lying.where} could not be removed: {error}", file=sys.stderr)
+            told = f"{printable(lying.where)} could not be removed: {error.strerror or error}"
+            print(f"kvtiers: {told}", file=sys.stderr)
 
 
 def _tell(report: Report) -> None:
