@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
+import fcntl
 import os
+import stat
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 from kvtiers.tiers.keyring import KeyringError, new_key, parse, read_file
@@ -49,13 +53,32 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _add(file: Path, line: str) -> str:
     """Write the line; returns the id of the key that is in use. Raises KeyringError, OSError."""
-    text = ""
-    if file.exists():
-        read_file(file)
-        text = file.read_text()
-    content = text + ("\n" if text and not text.endswith("\n") else "") + line + "\n"
-    # An id may be there already.
-    active = parse(content, f"the key file {file}").active
+    file = file.resolve()  # a link stays one, and what it names gets the key
+    with _alone(file.parent):
+        status, text = None, ""
+        if file.exists():
+            read_file(file)
+            status, text = file.stat(), file.read_text()
+        content = text + ("\n" if text and not text.endswith("\n") else "") + line + "\n"
+        # An id may be there already.
+        active = parse(content, f"the key file {file}").active
+        _replace(file, content, status)
+    return active
+
+
+@contextlib.contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """Of two that add a key at once, one waits: neither loses the other's. Raises OSError."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _replace(file: Path, content: str, status: os.stat_result | None) -> None:
+    """Write the file anew as one step, for whom it was before. Raises OSError."""
     new = file.with_name(f".{file.name}.{os.getpid()}")
     descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     try:
@@ -63,10 +86,10 @@ def _add(file: Path, line: str) -> str:
             target.write(content)
             target.flush()
             os.fsync(target.fileno())
-        if file.exists():
-            os.chmod(new, file.stat().st_mode & 0o777)
+            if status is not None:
+                os.fchown(target.fileno(), status.st_uid, status.st_gid)
+                os.fchmod(target.fileno(), stat.S_IMODE(status.st_mode))
         os.replace(new, file)
-    except OSError:
+    except BaseException:
         os.unlink(new)
         raise
-    return active
