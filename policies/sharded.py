@@ -16,6 +16,8 @@ V = TypeVar("V")
 _SHARDS = 256
 _MASK = _SHARDS - 1
 _PART = 256
+# Entries that can be forgotten without a pause one would notice.
+_FORGOTTEN_AT_ONCE = 2048
 
 
 class ShardedDict(Generic[K, V]):
@@ -63,13 +65,24 @@ class ShardedDict(Generic[K, V]):
 
     def parts(self) -> Iterator[list[K]]:
         """All keys, some at a time; others may come and go in between."""
+        keys: list[K] = []
         for shard in self._shards:
-            keys = list(shard)
-            for start in range(0, len(keys), _PART):
-                yield keys[start : start + _PART]
+            keys += shard
+            while len(keys) >= _PART:
+                yield keys[:_PART]
+                keys = keys[_PART:]
+        if keys:
+            yield keys
 
     def give_back(self) -> Iterator[None]:
-        """Forget everything, step by step: a million entries at once would be a pause too."""
+        """Forget everything, step by step: a million entries at once would be a pause too.
+
+        Few entries take few steps, or who forgets often would fall behind.
+        """
+        forgotten = 0
         for number in range(_SHARDS):
+            forgotten += len(self._shards[number])
             self._shards[number] = {}
-            yield
+            if forgotten >= _FORGOTTEN_AT_ONCE:
+                forgotten = 0
+                yield

@@ -144,6 +144,20 @@ def test_a_reset_in_the_middle_of_another_one_ends_both() -> None:
     assert known(stack) == (0, 2_000)
 
 
+def test_who_resets_after_every_few_steps_does_not_fall_behind() -> None:
+    """Found by stress: each reset took 256 steps, however little there was to forget."""
+    stack = stack_of(LruPolicy, 100)
+    for number in range(20):
+        stack.h.reset(Namespace(f"{number:032}"))
+        steps = 0
+        while stack.h.behind():
+            stack.h.tick()
+            for workers in stack.workers.values():
+                workers.run()
+            steps += 1
+        assert steps <= 20
+
+
 # The parts ----------------------------------------------------------------------
 
 
