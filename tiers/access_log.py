@@ -9,8 +9,10 @@ by itself: it begins with who writes it, and names each namespace before it uses
             a parent is named (1), number of the namespace (2), position of the first (4),
             pages of each file (4), tenant's tag (8), the parent's hash, the hashes
 
-Raw hashes, run by run: 36 bytes a chunk and 34 for the run. Reading stops at the first
-frame that is not whole: a writer that was killed, or one that is just writing.
+Raw hashes, run by run: 36 bytes a chunk and 34 for the run. What is appended at once begins
+with the time, by the writer's clock: a hint, for the order of what several writers did
+before anybody read it. Reading stops at the first frame that is not whole: a writer that
+was killed, or one that is just writing.
 """
 
 from __future__ import annotations
@@ -24,6 +26,8 @@ from typing import Any
 
 import xxhash
 from kvtiers.tiers.base import ALIGNMENT, ChunkKey
+from kvtiers.tiers.format import MAX_HASH_BYTES
+from kvtiers.tiers.fs_layout import is_namespace
 
 NO_TENANT = bytes(8)
 VERSION = 1
@@ -33,10 +37,11 @@ _LENGTH = struct.Struct("<I")
 _RUN = struct.Struct("<BB?HiI8s")
 _HEADER = struct.Struct("<BBQI")
 _NAMESPACE = struct.Struct("<BH")
-_SHORT = struct.Struct("<BQ")
+_FIGURE = struct.Struct("<BQ")
 # A run's length is bounded so that a reader never holds more than this of a broken file.
 _MOST_BYTES = 1 << 20
 _MOST_CHUNKS = 4096
+_MOST_POSITION = (1 << 31) - 1
 
 
 class Kind(enum.IntEnum):
@@ -56,6 +61,14 @@ class Kind(enum.IntEnum):
     """Not there as far as the writer knows: removed, lost, or its store failed."""
     SHORT = 7
     """The file system had no room for so many bytes."""
+    TIME = 8
+    """When what follows was written down."""
+    WANTED = 9
+    """The writer waits to announce so many bytes more than it was granted."""
+
+
+# They say a number of bytes, and name no chunks.
+_OF_BYTES = frozenset({Kind.SHORT, Kind.WANTED})
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,8 +82,9 @@ class Record:
         start: position of the first in its prefix, -1 if unknown.
         parent: the hash before the first, None if there is none or it is unknown.
         nbytes: size of each file, a multiple of ``ALIGNMENT``; 0 if not said. Of ``SHORT``
-            the room that lacked.
+            the room that lacked, of ``WANTED`` what is waited for.
         tenant: tag of who they belong to, ``NO_TENANT`` if unknown.
+        at: seconds since the epoch when it was written down, 0 if not said.
 
     """
 
@@ -81,6 +95,7 @@ class Record:
     parent: bytes | None = None
     nbytes: int = 0
     tenant: bytes = NO_TENANT
+    at: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,13 +187,18 @@ class Encoder:
         fixed = _HEADER.pack(Kind.HEADER, VERSION, header.announced, header.unit // ALIGNMENT)
         return framed(fixed + json.dumps(dict(header.owner)).encode())
 
+    @staticmethod
+    def time(at: float) -> bytes:
+        """When the records that follow are written down, in seconds since the epoch."""
+        return framed(_FIGURE.pack(Kind.TIME, int(at * 1e6)))
+
     def records(self, records: Iterable[Record]) -> bytes:
         """The records, and the namespaces that they name for the first time."""
         return b"".join(part for record in records for part in self._parts(record))
 
     def _parts(self, record: Record) -> Iterator[bytes]:
-        if record.kind is Kind.SHORT:
-            yield framed(_SHORT.pack(record.kind, record.nbytes))
+        if record.kind in _OF_BYTES:
+            yield framed(_FIGURE.pack(record.kind, record.nbytes))
             return
         number = self._numbers.get(record.namespace)
         if number is None:
@@ -201,12 +221,13 @@ class Decoder:
 
     def __init__(self) -> None:
         self._names: dict[int, str] = {}
+        self._at = 0.0
 
     def feed(self, data: bytes) -> tuple[list[Record | Header], int]:
         """The records in ``data``, and how much of it they took.
 
-        What passes its checksum and can't be understood was written by a later release,
-        and is passed over.
+        What passes its checksum and can't be understood was written by a later release, or
+        by somebody who means harm, and is passed over.
         """
         found: list[Record | Header] = []
         used = 0
@@ -223,14 +244,20 @@ class Decoder:
             if kind is Kind.HEADER:
                 _, _, announced, pages = _HEADER.unpack_from(body)
                 owner = json.loads(body[_HEADER.size :])
-                return Header(announced, pages * ALIGNMENT, owner)
+                known = isinstance(owner, dict)
+                return Header(announced, pages * ALIGNMENT, owner) if known else None
             if kind is Kind.NAMESPACE:
-                self._names[_NAMESPACE.unpack_from(body)[1]] = body[_NAMESPACE.size :].decode()
+                name = body[_NAMESPACE.size :].decode("ascii")
+                if is_namespace(name):
+                    self._names[_NAMESPACE.unpack_from(body)[1]] = name
                 return None
-            if kind is Kind.SHORT:
-                return Record(kind, nbytes=_SHORT.unpack_from(body)[1])
+            if kind is Kind.TIME:
+                self._at = _FIGURE.unpack_from(body)[1] / 1e6
+                return None
+            if kind in _OF_BYTES:
+                return Record(kind, nbytes=_FIGURE.unpack_from(body)[1], at=self._at)
             return self._run(kind, body)
-        except (ValueError, IndexError, KeyError, struct.error):
+        except (ValueError, IndexError, KeyError, RecursionError, struct.error):
             return None
 
     def _run(self, kind: Kind, body: bytes) -> Record:
@@ -238,6 +265,11 @@ class Decoder:
         at = _RUN.size
         parent = body[at : at + width] if has_parent else None
         at += width if has_parent else 0
+        count, rest = divmod(len(body) - at, width) if width else (0, 0)
+        bounded = 1 <= count <= _MOST_CHUNKS and -1 <= start <= _MOST_POSITION - count
+        if width > MAX_HASH_BYTES or rest or not bounded:
+            raise ValueError("No run of chunks looks like that")
         hashes = tuple(body[i : i + width] for i in range(at, len(body), width))
         nbytes = pages * ALIGNMENT
-        return Record(kind, self._names[number], hashes, start, parent, nbytes, tenant)
+        name = self._names[number]
+        return Record(kind, name, hashes, start, parent, nbytes, tenant, self._at)

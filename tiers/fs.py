@@ -28,6 +28,7 @@ from kvtiers.tiers.base import (
 )
 from kvtiers.tiers.direct_io import opened, transfer_in, transfer_out
 from kvtiers.tiers.encryption import AtRestConfig
+from kvtiers.tiers.file_option import at_home
 from kvtiers.tiers.fs_layout import (
     Layout,
     Place,
@@ -130,7 +131,7 @@ class FsTier(AtRestTier):
         # times, eight no faster; on a mount, where a call waits longer, more
         # threads overlap more.
         threads: int = 4
-        path: Annotated[Path, BeforeValidator(local_path), AfterValidator(Path.expanduser)] = Field(
+        path: Annotated[Path, BeforeValidator(local_path), AfterValidator(at_home)] = Field(
             default_factory=default_root
         )
         capacity: int | None = None
@@ -248,9 +249,13 @@ class FsTier(AtRestTier):
         work = list(zip(keys, buffers, _stamps(keys), strict=True))
         outcomes = [self._already(key, stamp) for key, _, stamp in work]
         missing = [i for i, outcome in enumerate(outcomes) if outcome is None]
-        granted, otherwise = self._reserve([keys[i] for i in missing])
-        for i in missing[:granted]:
-            outcomes[i] = self._write(*work[i])
+        otherwise, granted = WriteOutcome.REFUSED, len(missing)
+        # The first are written while room is made for the rest.
+        while missing and granted:
+            granted, otherwise = self._reserve([keys[i] for i in missing])
+            for i in missing[:granted]:
+                outcomes[i] = self._write(*work[i])
+            missing = missing[granted:]
         return [otherwise if outcome is None else outcome for outcome in outcomes]
 
     def remove(self, keys: Sequence[ChunkKey]) -> int:

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 # Where there is room, a writer may go on for this long without hearing from the holder.
-_LARGE = 256 << 20
+LARGE = 256 << 20
 # And for some beats, if it stores faster than that.
 _BEATS = 4
 
@@ -25,30 +25,38 @@ class Standing:
         left: bytes it may still announce.
         unit: bytes of one of its chunks.
         recent: bytes it announced since the last grant.
+        wanted: bytes that its stores wait for.
 
     """
 
     left: int
     unit: int
     recent: int = 0
+    wanted: int = 0
 
 
-def additions(free: int, writers: Mapping[str, Standing]) -> dict[str, int]:
+def additions(free: int, writers: Mapping[str, Standing], most_idle: int = LARGE) -> dict[str, int]:
     """What to add to each writer's limit.
 
-    At least a chunk for each that has less, the one with least first, and no more than
-    half of what is free for all of them together otherwise: a writer that is idle holds
-    what it was given. Whole chunks.
+    At least a chunk for each that has less, the one with least first. Then what its stores
+    wait for, as far as it is no more than its part of what is free; and no more than half
+    of what is free for all of them together otherwise: a writer that is idle holds what it
+    was given. Whole chunks.
 
     Args:
         free: bytes that nothing lies in and nobody was promised.
         writers: those who may ask.
+        most_idle: bytes that are enough for one that announced nothing of late. What it
+            holds is lost to all others.
 
     """
     added: dict[str, int] = {}
     share = free // (2 * len(writers)) if writers else 0
+    part = free // max(1, sum(bool(writer.wanted) for writer in writers.values()))
     for name, writer in sorted(writers.items(), key=lambda item: item[1].left):
-        aim = min(share, max(_LARGE, _BEATS * writer.recent))
+        enough = max(LARGE, _BEATS * writer.recent) if writer.recent else most_idle
+        ahead = min(share, enough)
+        aim = max(ahead, min(part, writer.wanted))
         if writer.left >= max(writer.unit, aim // 2):
             continue
         chunks = max(1, (aim - writer.left) // writer.unit)

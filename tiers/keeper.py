@@ -19,6 +19,7 @@ finds gone) and fence writers (who begin anew).
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -35,6 +36,7 @@ from kvtiers.tiers.lease import SNAPSHOT, Beat, Inherited, Lease, LeaseView
 from kvtiers.tiers.pace import Pace
 
 BEAT_SECONDS = 4.0
+_FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 _LISTING_SECONDS = 24 * 3600.0
 _SWEEP_SECONDS = 3600.0
 # Snapshots are written after so much log, or after a quarter of their own length if
@@ -46,6 +48,10 @@ _SNAPSHOT_AT_END_CHUNKS = 100_000
 # What this process's writer may announce more than it does, as others see it, should
 # this process be thought dead and go on.
 _AHEAD = 64 << 20
+# Of what stores wait for, at most this part of the capacity is made free at once.
+_WANTED_PART = 4
+# Whoever waited waits again soon: a burst of stores takes several grants.
+_HURRY_SECONDS = 2.0
 
 
 @dataclass(frozen=True)
@@ -110,7 +116,9 @@ class Keeper:
         self._listed_at = self._saved_at = clock()
         self._swept_at = float("-inf")
         self._snapshot_bytes = 0
+        self._evicted_before = 0
         self._short = 0
+        self._wanted_at = float("-inf")
         self._beat = Beat()
         self._beat_at = float("-inf")
 
@@ -125,6 +133,11 @@ class Keeper:
     def knows_all(self) -> bool:
         """Whether all that lies under the root is counted."""
         return self._books.open
+
+    @property
+    def hurries(self) -> bool:
+        """Whether stores wait for grants, or did a moment ago."""
+        return self._clock() < self._wanted_at + _HURRY_SECONDS
 
     def usage(self) -> Usage:
         """What lies under the root, as far as is known. Waits for no lock."""
@@ -188,6 +201,8 @@ class Keeper:
         if not self._begun:
             self._begin()
         busy = self._logs.fold()
+        if self._books.wanted():
+            self._wanted_at = self._clock()
         self._logs.fence_dead()
         busy |= self._list_some()
         if self._books.open:
@@ -203,20 +218,37 @@ class Keeper:
 
         For a keeper that has only looked at the lease, instead of ``round``.
         """
+        self._see_all()
+        victims = list(self._chunks.victims(self._excess()))
+        return len(victims), sum(map(self._chunks.bytes_of, victims))
+
+    def make_room(self) -> int:
+        """Delete some of what there is too much of. Returns how many chunks.
+
+        As ``preview``, where a file system is so full that no lease can be written there. A
+        holder of the lease finds the files gone.
+        """
+        self._see_all()
+        self._chunks.evict(self._excess())
+        return self.evicted
+
+    def _see_all(self) -> None:
         self._begin()
         while not self._books.open:
             self._logs.fold()
             self._list_some()
         self._logs.pass_over_dead()
-        there = [c for c in self._chunks.victims(self._excess()) if self._chunks.is_there(c)]
-        return len(there), sum(map(self._chunks.bytes_of, there))
+        # What was evicted since it was logged is in the logs still.
+        self._chunks.look_at(list(self._books.index))
 
     def resign(self) -> None:
         """Leave the lease to others at once. Raises LeaseLostError, or OSError."""
         self._lease.check()
         if self._books.open:
             self._logs.fold()
-            if self._logs.unsaved and self._books.index.chunks <= _SNAPSHOT_AT_END_CHUNKS:
+            # What was evicted is in no log, and would count for the next holder.
+            unsaved = self._logs.unsaved or self._chunks.evicted > self._evicted_before
+            if unsaved and self._books.index.chunks <= _SNAPSHOT_AT_END_CHUNKS:
                 self._save()
         self._publish(resigned=True)
 
@@ -225,7 +257,12 @@ class Keeper:
             writer = self._logs.writer(writer_id)
             writer.limit = writer.shown = limit
         # Before the index is loaded: contenders wait for a sign of life.
-        self._publish()
+        try:
+            self._publish()
+        except OSError as error:
+            if error.errno not in _FULL:
+                raise
+            # Room for it is made below.
         self._lease.forget_earlier()
         found = None
         if self._from_snapshot:
@@ -279,7 +316,8 @@ class Keeper:
         unit = max(self._terms.unit, *units, 0)
         high = min(capacity * (1 - self._terms.headroom / 2), capacity - unit)
         low = min(capacity * (1 - self._terms.headroom), high)
-        taken = self._books.taken()
+        # What stores wait for is made room for at once, though not for all of a great deal.
+        taken = self._books.taken() + min(self._books.wanted(), capacity // _WANTED_PART)
         return int(taken - low) if taken > high else 0
 
     def _evict(self) -> bool:
@@ -347,6 +385,7 @@ class Keeper:
             self._breathe,
         )
         os.rename(f"{path}.new", path)
+        self._evicted_before = self._chunks.evicted
         self._saved_at = self._clock()
         self._logs.saved(positions, ended)
 

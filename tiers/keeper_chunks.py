@@ -5,12 +5,15 @@ Index and policy change together here, and only here. The keeper's thread only.
 
 from __future__ import annotations
 
+import heapq
 import logging
+import math
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from kvtiers.policies import Policy, PolicyRequest, Run
+from kvtiers.policies.sharded import ShardedDict
 from kvtiers.tiers.access_log import NO_TENANT, Record
 from kvtiers.tiers.base import ChunkKey, Namespace
 from kvtiers.tiers.fs_layout import Layout, Place
@@ -54,8 +57,9 @@ class KeptChunks:
         self._policy = policy
         self._tier = tier
         self._breathe = breathe
-        # Counted while the root is listed; the policy hears of them last used first.
-        self._unheard: list[tuple[float, bytes]] = []
+        # Counted while the root is listed, and when each was last used: the policy hears
+        # of them last used first.
+        self._unheard: ShardedDict[bytes, float] = ShardedDict()
         self._stuck: set[bytes] = set()
         self.evicted = 0
 
@@ -77,6 +81,10 @@ class KeptChunks:
     def used(self, ids: Sequence[bytes], record: Record) -> None:
         """These were read. Takes in what was read though nobody had announced it."""
         self.look_at_unknown(ids)
+        for chunk in ids:
+            # Used before its turn to be heard of came.
+            if self._unheard.pop(chunk, -math.inf) != -math.inf:
+                self._policy.on_found(_run([chunk], self._facts(chunk)), self._tier, 0.0)
         for chunk, facts in zip(ids, _facts_of(ids, record, 0), strict=True):
             known = self._index.get(chunk)
             if known is not None:
@@ -104,6 +112,8 @@ class KeptChunks:
                 if chunk in self._index and not self._books.is_pending(chunk):
                     gone.append(chunk)
                 continue
+            except OSError:
+                continue  # nothing is known: what counted still does
             if chunk not in self._index:
                 facts = Facts(status.st_size, status.st_mtime)
                 self._books.count(chunk, facts.packed())
@@ -160,7 +170,11 @@ class KeptChunks:
 
     def compare(self, listed: Listed) -> None:
         """One folder was listed: count what is there, and only that."""
-        known = self._index.folder(listed.namespace, listed.first_byte)
+        try:
+            known = self._index.folder(listed.namespace, listed.first_byte)
+        except OverflowError as error:
+            logger.warning("What lies in %s is not counted: %s", listed.path, error)
+            return
         # Not believed at once: a file may have appeared since its folder was listed.
         self.look_at([chunk for chunk in known if chunk[2:] not in listed.entries])
         for digest in listed.entries:
@@ -168,18 +182,27 @@ class KeptChunks:
             status = listed.status(digest) if chunk not in self._index else None
             if status is not None:
                 self._books.count(chunk, Facts(*status).packed())
-                self._unheard.append((status[1], chunk))
+                self._unheard[chunk] = status[1]
 
     def listed(self) -> None:
         """Every folder was listed: the policy hears of what was found."""
-        self._unheard.sort(reverse=True)
         now = time.time()
-        for used, chunk in self._unheard:
+        for used, chunk in self._last_used_first(self._unheard.pieces()):
             if chunk in self._index:
                 run = _run([chunk], self._facts(chunk))
                 self._policy.on_found(run, self._tier, max(0.0, now - used))
             self._breathe()
-        self._unheard = []
+        self._unheard = ShardedDict()
+
+    def _last_used_first(
+        self, pieces: Iterable[Mapping[bytes, float]]
+    ) -> Iterator[tuple[float, bytes]]:
+        """Piece by piece, since to sort a million at once would stop the engine."""
+        ordered: list[list[tuple[float, bytes]]] = []
+        for piece in pieces:
+            ordered.append(sorted(((used, chunk) for chunk, used in piece.items()), reverse=True))
+            self._breathe()
+        return heapq.merge(*ordered, reverse=True)
 
     def in_order(self) -> Iterator[tuple[bytes, bytes]]:
         """Every chunk and its facts, the first to be evicted first."""
@@ -215,10 +238,6 @@ class KeptChunks:
                 yield chunk
                 need -= self.bytes_of(chunk)
                 most = None if most is None else most - 1
-
-    def is_there(self, chunk: bytes) -> bool:
-        """Whether there is a file to delete: what earlier holders evicted may count still."""
-        return os.path.lexists(self._place(chunk).path)
 
     def bytes_of(self, chunk: bytes) -> int:
         """What its file takes."""
@@ -265,8 +284,9 @@ def _run(ids: Sequence[bytes], first: Facts) -> Run:
 def _facts_of(ids: Sequence[bytes], record: Record, nbytes: int) -> list[Facts]:
     """What a record says of each of its chunks."""
     now, parent, facts = time.time(), record.parent or b"", []
+    used = min(record.at or now, now)
     for offset, chunk in enumerate(ids):
         position = record.start + offset if record.start >= 0 else -1
-        facts.append(Facts(nbytes, now, position, record.tenant, parent))
+        facts.append(Facts(nbytes, used, position, record.tenant, parent))
         parent = chunk[2:]
     return facts

@@ -7,15 +7,18 @@ under one lock, since grants to this process's own writer are made on its thread
 from __future__ import annotations
 
 import threading
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from kvtiers.tiers.access_log import Header
-from kvtiers.tiers.grants import Standing, additions
+from kvtiers.tiers.access_log import Header, Record
+from kvtiers.tiers.grants import LARGE, Standing, additions
 from kvtiers.tiers.log_files import LogReader
 from kvtiers.tiers.root_index import RootIndex
+
+# Of the capacity, writers that store nothing may hold this part, all together.
+_IDLE_PART = 8
 
 
 @dataclass(eq=False)
@@ -24,6 +27,7 @@ class Writer:
 
     Attributes:
         reader: follows its log.
+        told: what was read of it and is still to be applied.
         owner: which process it is.
         unit: bytes of one of its chunks; 0 if it stores none, or said nothing yet.
         seen: bytes that it has announced, as far as its log was read.
@@ -31,6 +35,7 @@ class Writer:
         shown: the limit as published; more than ``limit`` only for this process's own
             writer, which asks the keeper itself.
         recent: bytes it announced since the last grants.
+        wanted: bytes that it waits to announce, and was not granted since.
         pending: chunks that it has announced and not said to be there or gone.
         moved_at: when its log last grew, on the keeper's clock.
         over: it may write no more.
@@ -40,12 +45,14 @@ class Writer:
 
     reader: LogReader
     moved_at: float
+    told: deque[Record | Header] = field(default_factory=deque)
     owner: Mapping[str, Any] = field(default_factory=dict)
     unit: int = 0
     seen: int = 0
     limit: int = 0
     shown: int = 0
     recent: int = 0
+    wanted: int = 0
     pending: set[bytes] = field(default_factory=set)
     over: bool = False
     own: bool = False
@@ -88,11 +95,17 @@ class KeeperLedger:
         with self.lock:
             return self.index.nbytes + self.promised()
 
+    def wanted(self) -> int:
+        """Bytes that writers wait for."""
+        with self.lock:
+            return sum(writer.wanted for writer in self.writers.values())
+
     def coming(self, writer: Writer, chunks: Mapping[bytes, bytes], nbytes: int) -> None:
         """The writer announced these: id to facts."""
         with self.lock:
             writer.seen += nbytes * len(chunks)
             writer.recent += nbytes * len(chunks)
+            writer.wanted = max(0, writer.wanted - nbytes * len(chunks))
             for chunk, facts in chunks.items():
                 self.index.put(chunk, facts)
                 if chunk not in writer.pending:
@@ -127,6 +140,7 @@ class KeeperLedger:
         with self.lock:
             self.settled(writer, list(writer.pending))
             writer.limit = writer.shown = writer.seen
+            writer.wanted = 0
 
     def raise_limits(self) -> None:
         """Grant what is free to those who have little left."""
@@ -134,13 +148,17 @@ class KeeperLedger:
             if not self.open:
                 return
             standing = {
-                name: Standing(writer.limit - writer.seen, writer.unit, writer.recent)
+                name: _standing(writer)
                 for name, writer in self.writers.items()
                 if writer.unit and not writer.own and not writer.over
             }
-            for name, more in additions(self.capacity - self.taken(), standing).items():
-                self.writers[name].limit += more
-                self.writers[name].shown = self.writers[name].limit
+            free, idle = self.capacity - self.taken(), self.capacity // _IDLE_PART
+            most_idle = min(LARGE, idle // max(1, len(standing)))
+            for name, more in additions(free, standing, most_idle).items():
+                writer = self.writers[name]
+                writer.limit += more
+                writer.shown = writer.limit
+                writer.wanted = max(0, writer.wanted - more)
             for writer in self.writers.values():
                 writer.recent = 0
 
@@ -153,3 +171,7 @@ class KeeperLedger:
             granted = min(chunks, max(0, free) // nbytes) if self.open else 0
             writer.limit += granted * nbytes
             return granted
+
+
+def _standing(writer: Writer) -> Standing:
+    return Standing(writer.limit - writer.seen, writer.unit, writer.recent, writer.wanted)

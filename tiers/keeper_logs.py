@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import heapq
+import logging
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 
 from kvtiers.tiers.access_log import Header, Kind, Record
 from kvtiers.tiers.keeper_chunks import KeptChunks
@@ -13,6 +15,8 @@ from kvtiers.tiers.keeper_ledger import KeeperLedger, Writer
 from kvtiers.tiers.keeper_snapshot import Position
 from kvtiers.tiers.log_files import OVER, WRITER, LogReader, fence, segment_numbers, segment_path
 from kvtiers.tiers.owner import has_ended
+
+logger = logging.getLogger(__name__)
 
 # A writer that logs nothing for as long is fenced, for the room it was promised.
 SILENT_SECONDS = 600.0
@@ -49,6 +53,7 @@ class WriterLogs:
         self._clock = clock
         self._short_of = short_of
         self._breathe = breathe
+        self._unread: set[str] = set()
         self.unsaved = 0
 
     def writer(self, writer_id: str) -> Writer:
@@ -68,14 +73,22 @@ class WriterLogs:
     def fold(self) -> bool:
         """Read what was logged since. Returns whether there was anything."""
         folders = self._folders()
+        reading: list[Writer] = []
+        ended: list[Writer] = []
         moved = False
         for writer_id, over in folders.items():
             writer = self.writer(writer_id)
             if writer.over:
                 continue
-            moved |= self._read(writer, self._path(writer_id, over))
-            if over:
-                self._end(writer)
+            reading.append(writer)
+            # What one writer's folder is in the way of must not stop the others.
+            with self._aside(writer_id):
+                moved |= self._read(writer, self._path(writer_id, over))
+                if over:
+                    ended.append(writer)
+        self._apply_in_order(reading)
+        for writer in ended:
+            self._end(writer)
         for writer_id in [name for name in self._books.writers if name not in folders]:
             # Somebody emptied the root, or a keeper before us had deleted it already.
             self._forget(writer_id)
@@ -89,10 +102,13 @@ class WriterLogs:
                 continue
             if has_ended(writer.owner) or now >= writer.moved_at + SILENT_SECONDS:
                 folder = self._path(writer_id, False)
-                fence(folder)
-                # What was appended before that moment counts; of what follows no file appears.
-                self._read(writer, folder + OVER)
-                self._end(writer)
+                with self._aside(writer_id):
+                    fence(folder)
+                    # What was appended before that moment counts; of what follows no file
+                    # appears.
+                    self._read(writer, folder + OVER)
+                    self._apply_in_order([writer])
+                    self._end(writer)
 
     def pass_over_dead(self) -> None:
         """Count as if writers that ended had been fenced; for those who change nothing."""
@@ -127,20 +143,29 @@ class WriterLogs:
 
     def _folders(self) -> dict[str, bool]:
         """Writers there are folders of, and whether each was fenced."""
-        names = [name for name in os.listdir(self._folder) if name.startswith(WRITER)]
+        try:
+            with os.scandir(self._folder) as entries:
+                names = [entry.name for entry in entries if _is_writer(entry)]
+        except FileNotFoundError:
+            return {}  # nobody has begun to keep it, or somebody emptied the root
         return {name.removesuffix(OVER): name.endswith(OVER) for name in sorted(names)}
+
+    @contextlib.contextmanager
+    def _aside(self, writer_id: str) -> Iterator[None]:
+        """Say once of a writer that its log can't be read; what it was promised still counts."""
+        try:
+            yield
+        except OSError as error:
+            if writer_id not in self._unread:
+                self._unread.add(writer_id)
+                logger.warning("Cannot follow the log in %s: %s", self._folder, error)
 
     def _path(self, writer_id: str, over: bool) -> str:
         return f"{self._folder}/{writer_id}" + (OVER if over else "")
 
     def _read(self, writer: Writer, folder: str) -> bool:
         before = writer.reader.number, writer.reader.offset
-        for record in writer.reader.read(folder):
-            if isinstance(record, Header):
-                writer.begins(record)
-            else:
-                self._apply(writer, record)
-            self._breathe()
+        writer.told.extend(writer.reader.read(folder))
         after = writer.reader.number, writer.reader.offset
         if after == before:
             return False
@@ -148,11 +173,38 @@ class WriterLogs:
         writer.moved_at = self._clock()
         return True
 
-    def _apply(self, writer: Writer, record: Record) -> None:
+    def _apply_in_order(self, writers: Sequence[Writer]) -> None:
+        """Apply what was read of these, merged by when it was written down.
+
+        After a change of keepers it may be an hour's worth of each. A writer's own order
+        holds, whatever its clock does. What fails is applied again at the next call.
+        """
+        heads = [(_time_of(w.told[0]), n, w) for n, w in enumerate(writers) if w.told]
+        heapq.heapify(heads)
+        while heads:
+            at, n, writer = heads[0]
+            self._apply(writer, writer.told[0])
+            writer.told.popleft()
+            if writer.told:
+                heapq.heapreplace(heads, (max(at, _time_of(writer.told[0])), n, writer))
+            else:
+                heapq.heappop(heads)
+            self._breathe()
+
+    def _apply(self, writer: Writer, record: Record | Header) -> None:
+        if isinstance(record, Header):
+            writer.begins(record)
+            return
         if record.kind is Kind.SHORT:
             self._short_of(record.nbytes)
             return
-        ids = self._chunks.ids(record)
+        if record.kind is Kind.WANTED:
+            writer.wanted = record.nbytes
+            return
+        try:
+            ids = self._chunks.ids(record)
+        except OverflowError:
+            return  # made up: no root has as many
         if record.kind is Kind.COMING:
             self._chunks.coming(writer, ids, record)
             return
@@ -177,3 +229,12 @@ class WriterLogs:
             self._end(writer)
         with self._books.lock:
             del self._books.writers[writer_id]
+
+
+def _time_of(record: Record | Header) -> float:
+    return record.at if isinstance(record, Record) else 0.0
+
+
+def _is_writer(entry: os.DirEntry[str]) -> bool:
+    """Whether it is a writer's folder; what is behind a link is nobody's of this root."""
+    return entry.name.startswith(WRITER) and entry.is_dir(follow_symlinks=False)

@@ -12,15 +12,20 @@ that was under way then may be read or not: the file that it announced can't app
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 from kvtiers.tiers.access_log import Decoder, Encoder, Header, Kind, Record
+from kvtiers.tiers.fs_files import reading
 
 SEGMENT_BYTES = 1 << 20
 WRITER = "w-"
 OVER = ".over"
 _PREFIX = "log."
+_MOST_DIGITS = 18
+# Of a segment at once. The longest append is a few times what a segment has before it.
+_MOST_BYTES = 64 << 20
 
 
 def segment_path(folder: str, number: int) -> str:
@@ -35,7 +40,11 @@ def segment_numbers(folder: str) -> list[int]:
     except FileNotFoundError:
         return []
     numbers = (name.removeprefix(_PREFIX) for name in names if name.startswith(_PREFIX))
-    return sorted(int(number) for number in numbers if number.isdecimal())
+    return sorted(int(number) for number in numbers if _is_number(number))
+
+
+def _is_number(text: str) -> bool:
+    return text.isascii() and text.isdecimal() and len(text) <= _MOST_DIGITS
 
 
 def fence(folder: str) -> None:
@@ -78,6 +87,7 @@ class LogWriter:
         records = list(records)
         create = self._size >= SEGMENT_BYTES
         data = self._beginning() if create else b""
+        data += self._encoder.time(time.time()) if records else b""
         data += self._encoder.records(records)
         self.announced += sum(
             record.nbytes * len(record.hashes) for record in records if record.kind is Kind.COMING
@@ -140,14 +150,14 @@ class LogReader:
 
     def _rest(self, path: str) -> list[Record | Header]:
         try:
-            with open(path, "rb") as file:
+            with reading(path) as file:
                 before: list[Record | Header] = []
                 if self._decoder is None:
                     self._decoder = Decoder()
-                    before, _ = self._decoder.feed(file.read(self.offset))
+                    before, _ = self._decoder.feed(file.read(min(self.offset, _MOST_BYTES)))
                 file.seek(self.offset)
-                found, used = self._decoder.feed(file.read())
-        except FileNotFoundError:
-            return []
+                found, used = self._decoder.feed(file.read(_MOST_BYTES))
+        except (FileNotFoundError, ValueError):
+            return []  # or no file: no writer made it
         self.offset += used
         return [record for record in before if isinstance(record, Header)] + found

@@ -17,10 +17,11 @@ import os
 import secrets
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from kvtiers.tiers.access_log import Kind, Record, records_of
 from kvtiers.tiers.base import ChunkKey, Usage
+from kvtiers.tiers.fs_files import made, reading
 from kvtiers.tiers.fs_layout import private_folder, refuse_link
 from kvtiers.tiers.keeper import Keeper
 from kvtiers.tiers.lease import LeaseLostError, Seen
@@ -29,12 +30,13 @@ from kvtiers.tiers.owner import Owner
 
 logger = logging.getLogger(__name__)
 
-# What a store waits for a grant before it is refused: a holder hears of a new writer
-# within some seconds, and evicts within one. Only threads for stores wait.
+# What a store waits for a grant before it is refused: a holder hears of a new writer, or
+# of one that waits, within two, and evicts within one. Only threads for stores wait.
 WAIT_SECONDS = 5.0
 _POLL_SECONDS = 0.05
 # Uses that can't be written down are forgotten beyond so many.
 _MOST_NOTES = 65_536
+_SALT_BYTES = 16
 
 
 class Member:
@@ -79,6 +81,7 @@ class Member:
         self._seen = Seen()
         self._notes: list[tuple[Kind, ChunkKey]] = []
         self._short = 0
+        self._waiting = 0
         self._salt = b""
         self._patient = True
 
@@ -90,12 +93,17 @@ class Member:
         Waits a while for a grant. Raises OSError if it could not be written down.
         """
         end = time.monotonic() + (WAIT_SECONDS if self._patient else 0.0)
+        with self._asking(keys) as ask:
+            return self._granted_by(end, keys, ask)
+
+    def _granted_by(self, end: float, keys: Sequence[ChunkKey], ask: Callable[[], None]) -> int:
         while True:
             with self._lock:
                 granted = self._announce(keys)
             if granted or not keys:
                 self._patient = True
                 return granted
+            ask()
             self._wake()
             if time.monotonic() >= end or self._closing.wait(_POLL_SECONDS):
                 # Not again and again, if nobody is there to grant anything.
@@ -103,6 +111,28 @@ class Member:
                 return 0
             if self._keeper is None:
                 self.learn(self._look())
+
+    @contextlib.contextmanager
+    def _asking(self, keys: Sequence[ChunkKey]) -> Iterator[Callable[[], None]]:
+        """Gives a function that says, once, that these wait for a grant, with what others do."""
+        waiting = 0
+
+        def ask() -> None:
+            nonlocal waiting
+            with self._lock:
+                if waiting or self._keeper is not None or not self._patient:
+                    return
+                waiting = len(keys) * self._unit
+                self._waiting += waiting
+                # A writer that was fenced begins anew, which asks for a chunk.
+                with contextlib.suppress(FileNotFoundError):
+                    self._append([Record(Kind.WANTED, nbytes=self._waiting)])
+
+        try:
+            yield ask
+        finally:
+            with self._lock:
+                self._waiting -= waiting
 
     def settle(self, key: ChunkKey, *, there: bool) -> None:
         """An announced chunk is there now, or is not and will not be."""
@@ -145,7 +175,10 @@ class Member:
         with self._lock:
             self._seen = seen
             if seen.beat is not None and self._log is not None:
-                self._limit = max(self._limit, seen.beat.limits.get(self._id, 0))
+                limit = seen.beat.limits.get(self._id, 0)
+                # Somebody is there who grants.
+                self._patient |= limit > self._limit
+                self._limit = max(self._limit, limit)
 
     def serve(self, keeper: Keeper | None) -> None:
         """Whether this process holds the lease now, and with what."""
@@ -170,6 +203,11 @@ class Member:
     def flush(self) -> None:
         """Write down what was used and became of stores. Raises OSError."""
         with self._lock:
+            with contextlib.suppress(FileNotFoundError):
+                if self.has_news():
+                    self._append([])
+                return
+            # It was fenced. What it used is told as another writer, at once.
             if self.has_news():
                 self._append([])
 
@@ -282,11 +320,25 @@ class Member:
 def _shared_salt(folder: str) -> bytes:
     """Sixteen random bytes that all engines of a root share. Raises OSError."""
     path = f"{folder}/salt"
-    if not os.path.exists(path):
-        new = f"{path}.{secrets.token_hex(8)}"
-        with open(new, "wb", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
-            file.write(secrets.token_bytes(16))
-        # Of two that do so at once the second wins: one engine's tags are its own then.
+    salt = _salt_in(path)
+    if len(salt) == _SALT_BYTES:
+        return salt
+    new, salt = f"{path}.{secrets.token_hex(8)}", secrets.token_bytes(_SALT_BYTES)
+    with made(new) as file:
+        file.write(salt)
+    # Of two that do so at once the second wins: one engine's tags are its own then.
+    try:
         os.rename(new, path)
-    with open(path, "rb") as file:
-        return file.read()
+    except IsADirectoryError:  # not ours, and not ours to empty
+        os.unlink(new)
+        return salt
+    return _salt_in(path)
+
+
+def _salt_in(path: str) -> bytes:
+    """What lies there in the salt's place, b"" if that is no file."""
+    try:
+        with reading(path) as file:
+            return file.read(_SALT_BYTES + 1)
+    except (FileNotFoundError, ValueError):
+        return b""

@@ -1,7 +1,8 @@
 """The background of one engine at a root: says what it used, and keeps the bound if it must.
 
-One daemon thread. It sleeps for some seconds while nothing happens, and for one while
-something does; a store that waits for room wakes it.
+One daemon thread. It sleeps for some seconds while nothing happens, for one while
+something does, and for a moment while it keeps the bound and others wait for room; a store
+of its own engine that does wakes it.
 """
 
 from __future__ import annotations
@@ -23,6 +24,10 @@ from kvtiers.tiers.pace import Pace
 logger = logging.getLogger(__name__)
 
 _BUSY_SECONDS = 1.0
+# Whoever waits for room does so for some seconds only: also for the first grant of a burst
+# that nobody expected, which the holder of the lease has to hear of in time.
+_HURRIED_SECONDS = 0.2
+_LISTENING_SECONDS = 2.0
 # Where something happened there is more to come, and others wait for grants.
 _LINGER_SECONDS = 30.0
 _JOIN_SECONDS = 5.0
@@ -112,8 +117,11 @@ class RootKeeping:
             busy = True
         if busy:
             self._busy_at = self._clock()
-        soon = self._clock() < self._busy_at + _LINGER_SECONDS
-        return _BUSY_SECONDS if soon else BEAT_SECONDS
+        if self._keeper is not None and self._keeper.hurries:
+            return _HURRIED_SECONDS
+        if self._clock() < self._busy_at + _LINGER_SECONDS:
+            return _BUSY_SECONDS
+        return BEAT_SECONDS if self._keeper is None else _LISTENING_SECONDS
 
     def _run(self) -> None:
         while not self._stopping.is_set():
@@ -135,7 +143,7 @@ class RootKeeping:
             self.member.join()
             self._joined = True
         busy = self.member.has_news()
-        if self._keeper is not None or not self._lease.is_free():
+        if self._contends or self._keeper is not None or not self._lease.is_free():
             # To nobody who would read it nothing is told: the log would grow for ever.
             with contextlib.suppress(FileNotFoundError):
                 self.member.flush()

@@ -97,7 +97,10 @@ def rest() -> None:
 SNAPSHOT = {
     "namespaces": ["ab" * 16, "cd" * 16],
     "writers": {"w-1": Position(3, 17, 4096, 8192)},
-    "chunks": [(bytes([n % 256, n // 256]), b"facts" * (n % 9)) for n in range(1200)],
+    "chunks": [
+        (bytes([0, n % 2, n % 256, n // 256]), Facts((n % 9) * ALIGNMENT).packed() + b"p" * (n % 3))
+        for n in range(1200)
+    ],
 }
 
 
