@@ -109,4 +109,4 @@ def test_a_server_that_is_stopped_stores_what_it_has_first(
     files = file_digests(default_root(home))
     assert len(files) == len(before) + _CHUNKS
     assert before.items() <= files.items()
-    assert not list(default_root(home).glob("v1/*/tmp/*"))
+    assert not list(default_root(home).rglob("*.kv.*")), "files that were being written"

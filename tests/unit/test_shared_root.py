@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import os
+import resource
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from kvtiers.tiers.base import WriteOutcome
+from kvtiers.tiers.fs import FsTier
 from kvtiers.tiers.keeper_logs import SILENT_SECONDS
 from kvtiers.tiers.lease import PATIENCE
 from root_kit import (
     FILE,
+    PAYLOAD,
     Clock,
     Engine,
     before_call,
@@ -271,3 +274,39 @@ def test_two_keepers_at_once_are_harmless(tmp_path):
         pair.holder.step()
         assert not pair.holder.keeps or count == 1
         pair.take_stock()
+
+
+def half_written(root: Path) -> list[Path]:
+    """Wherever they lie."""
+    return list(root.rglob("*.kv.*"))
+
+
+def test_a_store_that_stops_half_way_leaves_nothing(tmp_path):
+    pair = Pair(tmp_path)
+    before = files_of(tmp_path)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (PAYLOAD, hard))
+    try:
+        assert pair.other.write(key(0, prompt=3)) == [WriteOutcome.FAILED]
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert half_written(tmp_path) == []
+    settled([pair.other, pair.holder])
+    assert files_of(tmp_path) == before
+    assert pair.holder.counted() == set(map(str, before))
+
+
+def test_who_comes_second_with_a_chunk_leaves_nothing(tmp_path, monkeypatch):
+    pair = Pair(tmp_path)
+    real, seen = FsTier._write_file, []
+
+    def slow(tier: FsTier, path: str, *rest: object) -> None:
+        real(tier, path, *rest)
+        if not seen:
+            seen.extend(half_written(tmp_path))
+            assert pair.holder.write(key(0, prompt=3)) == [WriteOutcome.STORED]
+
+    monkeypatch.setattr(FsTier, "_write_file", slow)
+    assert pair.other.write(key(0, prompt=3)) == [WriteOutcome.EXISTS]
+    assert len(seen) == 1
+    assert half_written(tmp_path) == []
