@@ -310,3 +310,22 @@ def test_who_comes_second_with_a_chunk_leaves_nothing(tmp_path, monkeypatch):
     assert pair.other.write(key(0, prompt=3)) == [WriteOutcome.EXISTS]
     assert len(seen) == 1
     assert half_written(tmp_path) == []
+
+
+def test_what_a_former_holder_granted_itself_still_counts(tmp_path):
+    """It asks itself in memory; more than anybody would grant it of their own accord."""
+    for count, pair in every_call(tmp_path):
+        passed = []
+
+        def meanwhile(pair=pair, passed=passed) -> None:
+            passed.append(1)
+            pair.fill(pair.other, rounds=3, seconds=PATIENCE + 1)
+            pair.cram(pair.other)
+
+        with before_call(count, meanwhile):
+            pair.holder.write(*(key(n, prompt=2) for n in range(6)))
+        pair.check()
+        if not passed:
+            break
+        settled([pair.holder, pair.other])
+        pair.check()
