@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import os
 import pwd
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 from kvtiers.connector.config import load
 from kvtiers.connector.config_errors import ConfigError, did_you_mean, shown
@@ -25,10 +28,13 @@ from kvtiers.tiers.lease import PATIENCE, Beat, Inherited, Lease, LeaseLostError
 from kvtiers.tiers.owner import is_alive, this_process
 from kvtiers.tiers.pace import Pace
 from kvtiers.tiers.remote_url import is_remote, without_local_scheme
-from kvtiers.tools.places import PlaceError, layout_of, what_to_do
+from kvtiers.tools.places import PlaceError, layout_of, printable, what_to_do
 
 _LOOK_SECONDS = 0.5
 _DEFAULT_POLICY = "lru"
+_FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
+_LACKS_ROOM = " Give a smaller --capacity, or free some space: the bound has room for all chunks."
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True)
@@ -94,6 +100,7 @@ def run(arguments: argparse.Namespace) -> int:
                 text = _collected(root, arguments)
             except OSError as error:
                 told = f"{root.path} could not be collected: {what_to_do(error)}"
+                told += _LACKS_ROOM if error.errno in _FULL else ""
                 print(f"kvtiers: {told}", file=sys.stderr)
                 status = 1
             else:
@@ -125,13 +132,47 @@ def _collected(root: Root, arguments: argparse.Namespace) -> str:
             _say_whom_for(root, now)
             waits = True
         time.sleep(_LOOK_SECONDS)
-    inherited = lease.take()
+    room = _Room(lambda: _onlooker(terms, layout, lease, arguments.rebuild))
+    inherited = room.made_for(lease.take)
     if inherited is None:
         return f"{root.path}: another process has just begun to keep its bound. Nothing to do."
-    keeper = Keeper(
-        layout, lease, inherited, terms, time.monotonic, Pace(1.0), rebuild=arguments.rebuild
-    )
-    return _brought_under(root, keeper)
+
+    def collected() -> str:
+        keeper = Keeper(
+            layout, lease, inherited, terms, time.monotonic, Pace(1.0), rebuild=arguments.rebuild
+        )
+        return _brought_under(root, keeper, room.evicted)
+
+    return room.made_for(collected)
+
+
+class _Room:
+    """Makes room where a file system is so full that not even a lease can be written.
+
+    Attributes:
+        evicted: chunks that went for it.
+
+    Args:
+        onlooker: makes a keeper that has only looked at the lease.
+
+    """
+
+    def __init__(self, onlooker: Callable[[], Keeper]) -> None:
+        self._onlooker = onlooker
+        self.evicted = 0
+
+    def made_for(self, action: Callable[[], _T]) -> _T:
+        """The action's answer, the second time if need be. Raises what it raises."""
+        try:
+            return action()
+        except OSError as error:
+            if error.errno not in _FULL:
+                raise
+            evicted = self._onlooker().make_room()
+            if not evicted:
+                raise
+            self.evicted += evicted
+        return action()
 
 
 def _refuse_wrong_root(path: Path, owner: int) -> None:
@@ -152,12 +193,16 @@ def _refuse_wrong_root(path: Path, owner: int) -> None:
 
 
 def _say_whom_for(root: Root, seen: Seen) -> None:
-    owner = seen.beat.owner if seen.beat is not None else {}
+    holder = _named(seen.beat) if seen.beat is not None else "a process that said nothing yet"
     print(
-        f"kvtiers: {root.path} was kept by process {owner.get('pid')} on {owner.get('host')}. "
-        f"Waiting up to {PATIENCE:g} s for a sign of life.",
+        f"kvtiers: {root.path} was kept by {holder}. Waiting up to {PATIENCE:g} s for a sign of "
+        "life.",
         file=sys.stderr,
     )
+
+
+def _named(beat: Beat) -> str:
+    return printable(f"process {beat.owner.get('pid')} on {beat.owner.get('host')}")
 
 
 def _lives(before: Seen, now: Seen) -> bool:
@@ -167,7 +212,7 @@ def _lives(before: Seen, now: Seen) -> bool:
     return (before.beat is not None and now != before) or is_alive(now.beat.owner)
 
 
-def _brought_under(root: Root, keeper: Keeper) -> str:
+def _brought_under(root: Root, keeper: Keeper, before_it: int) -> str:
     try:
         keeper.round()
         while not keeper.knows_all:
@@ -176,7 +221,7 @@ def _brought_under(root: Root, keeper: Keeper) -> str:
         while keeper.usage() != before and keeper.is_crowded():
             before = keeper.usage()
             keeper.round()
-        after, evicted = keeper.usage(), keeper.evicted
+        after, evicted = keeper.usage(), keeper.evicted + before_it
         keeper.resign()
     except LeaseLostError:
         return f"{root.path}: another process keeps its bound now. {keeper.evicted} chunks evicted."
@@ -186,12 +231,7 @@ def _brought_under(root: Root, keeper: Keeper) -> str:
 
 
 def _previewed(root: Root, terms: Terms, layout: Layout, lease: Lease, rebuild: bool) -> str:
-    found = Inherited({}, snapshot=True)
-    if not os.path.isdir(layout.keeping):
-        found = Inherited({}, snapshot=False)
-    keeper = Keeper(
-        layout, lease.left_alone(), found, terms, time.monotonic, Pace(1.0), rebuild=rebuild
-    )
+    keeper = _onlooker(terms, layout, lease, rebuild)
     chunks, nbytes = keeper.preview()
     usage = keeper.usage()
     return (
@@ -200,11 +240,18 @@ def _previewed(root: Root, terms: Terms, layout: Layout, lease: Lease, rebuild: 
     )
 
 
+def _onlooker(terms: Terms, layout: Layout, lease: Lease, rebuild: bool) -> Keeper:
+    """A keeper that has only looked at the lease."""
+    found = Inherited({}, snapshot=os.path.isdir(layout.keeping))
+    view = lease.left_alone()
+    return Keeper(layout, view, found, terms, time.monotonic, Pace(1.0), rebuild=rebuild)
+
+
 def _kept_by(root: Root, beat: Beat) -> str:
     return (
-        f"{root.path}: process {beat.owner.get('pid')} on {beat.owner.get('host')} keeps its bound "
-        f"of {format_bytes(beat.capacity)}, and it holds {_sized(beat.chunks, beat.nbytes)}. Only "
-        "temporary files of writers that died were swept."
+        f"{root.path}: {_named(beat)} keeps its bound of {format_bytes(beat.capacity)}, and it "
+        f"holds {_sized(beat.chunks, beat.nbytes)}. Only temporary files of writers that died were "
+        "swept. For another bound change the 'capacity' of the engines."
     )
 
 

@@ -14,7 +14,7 @@ from kvtiers.connector.sizes import format_bytes
 from kvtiers.tiers.examine import find_metadata
 from kvtiers.tiers.format import CODEC_NONE, Metadata
 from kvtiers.tools import opening
-from kvtiers.tools.places import Lying, Place, PlaceError, printable, what_to_do
+from kvtiers.tools.places import NOTHING, Lying, Place, PlaceError, printable, what_to_do
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -143,7 +143,7 @@ def _show(place: Place, summaries: list[Summary]) -> None:
     console = Console()
     chunks, nbytes = sum(s.chunks for s in summaries), sum(s.nbytes for s in summaries)
     told = f"{chunks} chunks, {format_bytes(nbytes)}, namespaces: {len(summaries)}"
-    print(f"kvtiers: {place.name}: {told}.", file=sys.stderr)
+    print(f"kvtiers: {place.name}: {told}.{'' if chunks else NOTHING}", file=sys.stderr)
     rows = [_row(summary) for summary in summaries]
     if not console.is_terminal:
         for row in rows:

@@ -27,6 +27,8 @@ from kvtiers.tiers.remote_open import open_store
 from kvtiers.tiers.remote_store import Found, Store
 
 _NO_BYTES = 1
+NOTHING = " If there should be some, check that this is the tier's own 'path' or 'url'."
+"""A bucket or prefix that was misspelt looks as if it were empty."""
 
 
 class PlaceError(Exception):
@@ -107,8 +109,10 @@ def printable(text: str) -> str:
 
 def what_to_do(error: OSError) -> str:
     """The error, for humans."""
-    if isinstance(error, PermissionError):
+    if isinstance(error, PermissionError) and error.filename is not None:
         return f"{error}. Run this as the user of the engines that use it."
+    if isinstance(error, PermissionError):  # not the system's own, but a store's
+        return f"{error}. Give credentials in the environment, or name a file with --config."
     return f"{error}."
 
 

@@ -14,7 +14,7 @@ from kvtiers.tiers.examine import Verdict, examine
 from kvtiers.tiers.format import CODEC_NONE
 from kvtiers.tiers.sealing import Sealing
 from kvtiers.tools import opening
-from kvtiers.tools.places import Lying, Place, PlaceError, printable, what_to_do
+from kvtiers.tools.places import NOTHING, Lying, Place, PlaceError, printable, what_to_do
 from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn
 
@@ -174,7 +174,8 @@ def _tell(report: Report) -> None:
         parts += [f"{report.encrypted} encrypted", f"{report.clear} in clear"]
     parts += [f"{report.sound} sound", f"{len(report.bad)} damaged"]
     parts += [f"{report.removed} removed"] if report.removed else []
-    print(f"kvtiers: {report.place}: {', '.join(parts)}.", file=sys.stderr)
+    hint = "" if report.chunks or report.failed else NOTHING
+    print(f"kvtiers: {report.place}: {', '.join(parts)}.{hint}", file=sys.stderr)
     for key_id, count in report.unjudged.items():
         print(
             f"kvtiers: {report.place}: {count} chunks are encrypted with the key '{key_id}', which "
