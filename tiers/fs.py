@@ -109,8 +109,7 @@ class FsTier(AtRestTier):
             path: root folder, shared by all models and engines that name it.
             capacity: bytes that chunks may take under ``path``, metadata
                 included, for all engines that use it together: give all of them the
-                same. None is no bound but the file system's own. The last
-                four damaged files of a namespace lie outside of it.
+                same. The last four damaged files of a namespace lie outside of it.
             direct: O_DIRECT; "auto" uses it where a trial in ``path`` succeeds.
             fsync: wait for the device on every write. Without it a crash of the
                 machine (not of the engine) may lose chunks written in the last

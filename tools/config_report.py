@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-_NOTE = "This can work. The server checks folders, free room and block sizes when it starts."
+_NOTE = "This can work. The server checks folders, keys, free room and block sizes when it starts."
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

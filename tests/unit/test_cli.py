@@ -36,8 +36,8 @@ def test_check_prints_each_value_with_its_origin(tmp_path, capsys):
     assert rows["tiers[0].capacity"].split() == ["8", "GiB", "file", f"{file}:1"]
     assert rows["offload_prompt_only"].split() == ["true", "default"]
     assert shown.err == (
-        "kvtiers: This can work. The server checks folders, free room and block sizes when it "
-        "starts.\n"
+        "kvtiers: This can work. The server checks folders, keys, free room and block sizes when "
+        "it starts.\n"
     )
 
 
