@@ -56,7 +56,7 @@ class Kind(enum.IntEnum):
     THERE = 4
     """What was announced is there now."""
     USED = 5
-    """Read by a request, or stored once more."""
+    """Read by a request, stored once more, or served elsewhere."""
     GONE = 6
     """Not there as far as the writer knows: removed, lost, or its store failed."""
     SHORT = 7

@@ -314,6 +314,14 @@ class Tier(ABC):
 
         """
 
+    def served_elsewhere(self, keys: Sequence[ChunkKey]) -> None:  # noqa: B027
+        """These, and what comes before them in their prefixes, were used without this tier.
+
+        The GPU or a nearer tier served them. Said to a tier that ``keeps_itself``, which
+        hears of no other use than its own reads; else the chunks used most would go first.
+        Called on the hierarchy's thread: it waits for nothing and raises nothing.
+        """
+
     def namespaces(self, most: int) -> list[Namespace]:  # noqa: ARG002
         """Namespaces that lie in the tier, with their facts: the newest that can be told.
 

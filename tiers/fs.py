@@ -274,6 +274,11 @@ class FsTier(AtRestTier):
         """See ``Tier.chunk_bytes``: with metadata and padding."""
         return self._file_bytes
 
+    def served_elsewhere(self, keys: Sequence[ChunkKey]) -> None:
+        """See ``Tier.served_elsewhere``. Written down by the next second's append."""
+        if self._keeping is not None:
+            self._keeping.member.used(keys)
+
     def namespaces(self, most: int) -> list[Namespace]:
         """See ``Tier.namespaces``. Lists one folder."""
         return self._namespaces.newest(most)

@@ -327,10 +327,29 @@ class Hierarchy:
                 self._residency.counts[GPU]["hits"] += held
                 self.policy.on_access(run.head(held), request.facts, GPU)
             self._account(request, run.tail(held), loaded)
+            self._tell_use(request, run, held, loaded)
         request.start()
         self._promotion.dismiss(request)
         self._ahead.forget(request)
         self.policy.on_start(request.facts)
+
+    def _tell_use(
+        self, request: RequestState, run: Run, held: int, loaded: Container[ChunkId]
+    ) -> None:
+        """Tell tiers that keep themselves of the last chunk that others served.
+
+        To use a chunk is to use all before it, and a record for each would be too many.
+        """
+        for tier in self._lower:
+            if not tier.tier.keeps_itself:
+                continue
+            for i in range(len(run) - 1, -1, -1):
+                key = run.chunks[i]
+                chunk = self._residency.get(key) if i < held or key in loaded else None
+                if chunk is not None and chunk.where & tier.bit:
+                    if request.source.get(chunk.key) != tier.name:
+                        tier.tier.served_elsewhere([self._residency.key_of(chunk)])
+                    break
 
     def _account(self, request: RequestState, run: Run, loaded: Container[ChunkId]) -> None:
         by_tier: dict[str, list[Chunk]] = {}

@@ -79,6 +79,10 @@ class WrapperTier(Tier):
         """See ``Tier.keep``."""
         self.inner.keep(info, make_policy, stores=stores)
 
+    def served_elsewhere(self, keys: Sequence[ChunkKey]) -> None:
+        """See ``Tier.served_elsewhere``."""
+        self.inner.served_elsewhere(keys)
+
     def namespaces(self, most: int) -> list[Namespace]:
         """See ``Tier.namespaces``."""
         return self.inner.namespaces(most)

@@ -22,10 +22,14 @@ class KeptTier(DictTier):
     def __init__(self, capacity: int | None) -> None:
         super().__init__(capacity)
         self.kept = []
+        self.elsewhere: list[bytes] = []
         self.evicted = 0
 
     def keep(self, info, make_policy, *, stores):
         self.kept.append((info, make_policy, stores))
+
+    def served_elsewhere(self, keys):
+        self.elsewhere += [key.hash for key in keys]
 
     def usage(self) -> Usage:
         return Usage(len(self.chunks) * CHUNK, len(self.chunks), self.capacity, self.evicted)
@@ -88,6 +92,25 @@ def test_its_own_evictions_are_in_the_figures_once():
     assert disk.counts["evictions"] == 7
     tier.evicted = 9
     assert stack.counts()["disk"]["evictions"] == 2
+
+
+def test_it_hears_what_a_nearer_tier_or_the_gpu_served_and_not_what_it_did():
+    stack, tier = kept_stack(64 * CHUNK)
+    run = prefix("a", 4)
+    stack.store(run)
+    stack.settle()
+    for request, gpu, last in (("r", 0, 3), ("s", 2, 1), ("t", 0, None)):
+        tier.elsewhere.clear()
+        if last is None:
+            run = prefix("other", 4)
+            tier.put(run)
+        stack.begin(request, run)
+        stack.settle()
+        assert stack.look(request, run) == [Lookup.HIT] * 4
+        if not gpu:
+            stack.h.load(request, run.chunks)
+        stack.h.admitted(request, {0: gpu})
+        assert tier.elsewhere == ([] if last is None else [run.chunks[last]])
 
 
 def test_without_a_bound_a_full_disk_still_gets_room_from_what_is_known():

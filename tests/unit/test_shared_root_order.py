@@ -173,3 +173,17 @@ def test_what_is_used_while_a_root_is_listed_is_no_older_than_what_is_found(flee
     keeper = late.keeping._keeper
     order = [keeper._chunks._place(ident).name for ident, _ in keeper._chunks.in_order()]
     assert order == [f"{chunk(n).hash.hex()}.kv" for n in (1, 3, 4, 5, 2, 0)]
+
+
+def test_a_prefix_that_the_gpu_serves_does_not_grow_old(fleet):
+    prompts = [[key(n, prompt=prompt) for n in range(3)] for prompt in range(2)]
+    for keys in prompts:
+        for each in keys:
+            fleet.engines[1].write(each)
+            settled(fleet.engines)
+    fleet.engines[1].tier.served_elsewhere(prompts[0][-1:])
+    settled(fleet.engines)
+    [keeper] = [engine.keeping._keeper for engine in fleet.engines if engine.keeps]
+    order = [ident[2:] for ident, _ in keeper._chunks.in_order()]
+    # A head is of use without its tail, and a tail without its head is of none.
+    assert order == [k.hash for keys in (prompts[1], prompts[0]) for k in reversed(keys)]
