@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from kvtiers.policies import Policy, PolicyRequest, Run
 from kvtiers.policies.sharded import ShardedDict
 from kvtiers.tiers.access_log import NO_TENANT, Record
-from kvtiers.tiers.base import ChunkKey, Namespace
+from kvtiers.tiers.base import ALIGNMENT, ChunkKey, Namespace
 from kvtiers.tiers.fs_layout import Layout, Place
 from kvtiers.tiers.keeper_ledger import KeeperLedger, Writer
 from kvtiers.tiers.keeper_listing import Listed
@@ -278,7 +278,9 @@ def _run(ids: Sequence[bytes], first: Facts) -> Run:
     """A run as policies want it, with the facts of its first chunk."""
     parent = ids[0][:2] + first.parent if first.parent else None
     tenant = "" if first.tenant == NO_TENANT else first.tenant.hex()
-    return Run(tuple(ids), max(0, first.position), first.nbytes, 0, parent, tenant)
+    # A file that was cut to nothing takes no room, and policies divide by what a chunk takes.
+    nbytes = first.nbytes or ALIGNMENT
+    return Run(tuple(ids), max(0, first.position), nbytes, 0, parent, tenant)
 
 
 def _facts_of(ids: Sequence[bytes], record: Record, nbytes: int) -> list[Facts]:

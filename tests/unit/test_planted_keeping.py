@@ -13,12 +13,17 @@ import os
 import shutil
 import struct
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from kvtiers.policies import Policy, TierInfo
+from kvtiers.policies.arc import ArcPolicy
+from kvtiers.policies.lru import LruPolicy
+from kvtiers.policies.quota import with_quotas
 from kvtiers.tiers.access_log import NO_TENANT, Encoder, Header, Kind, Record, framed
 from kvtiers.tiers.base import ALIGNMENT, ReadOutcome, WriteOutcome
 from kvtiers.tiers.keeper_logs import SILENT_SECONDS
@@ -54,10 +59,29 @@ def plant_lease(root: Path, name: str, data: bytes, generation: int = 1) -> None
     (folder / name).write_bytes(data)
 
 
-def goes_on(root: Path, capacity: int = 64, prompt: int = 77) -> Engine:
+POLICIES = {
+    "lru": LruPolicy,
+    "arc": ArcPolicy,
+    "quotas": lambda infos, clock: with_quotas(LruPolicy(infos, clock=clock)),
+}
+
+
+def under(engine: Engine, policy: str) -> Engine:
+    """The engine, to keep the bound in the order of that policy."""
+    terms = engine.keeping._terms
+    info = replace(terms.tier, tenant_quota=terms.tier.capacity // 3)
+
+    def make(infos: Sequence[TierInfo], clock: Callable[[], float]) -> Policy:
+        return POLICIES[policy](infos, clock=clock)
+
+    engine.keeping._terms = replace(terms, tier=info, make_policy=make)
+    return engine
+
+
+def goes_on(root: Path, capacity: int = 64, prompt: int = 77, policy: str = "lru") -> Engine:
     """A new engine comes to keep the bound, stores, and reads."""
     clock = Clock()
-    engine = Engine(root, capacity, clock)
+    engine = under(Engine(root, capacity, clock), policy)
     for _ in range(4):
         clock.now += PATIENCE + 1
         engine.keeping._step()
@@ -259,6 +283,15 @@ def test_more_namespaces_than_there_can_be_are_not_counted(root):
     goes_on(root)
 
 
+@pytest.mark.parametrize("policy", sorted(POLICIES))
+def test_files_that_were_cut_to_nothing_are_counted(root, policy):
+    for name in ("ab", "cd"):
+        folder = root / "v1" / ("ef" * 16) / name
+        folder.mkdir(parents=True)
+        (folder / f"{name}{name}.kv").touch()
+    goes_on(root, policy=policy)
+
+
 # Few names, so that they meet: neighbours, cycles, another's chunks.
 _DIGESTS = st.sampled_from([bytes([n]) * 4 for n in range(6)])
 
@@ -297,16 +330,19 @@ FUZZ = settings(max_examples=150, deadline=None, suppress_health_check=list(Heal
 
 
 @FUZZ
-@given(st.lists(records() | st.binary(min_size=1, max_size=60), max_size=12))
-def test_records_of_any_kind_and_order_are_survived(items):
+@given(
+    st.lists(records() | st.binary(min_size=1, max_size=60), max_size=12),
+    st.sampled_from(sorted(POLICIES)),
+)
+def test_records_of_any_kind_and_order_are_survived(items, policy):
     for root in temporary_root():
         plant_log(root, written(items))
-        engine = goes_on(root)
+        engine = goes_on(root, policy=policy)
         engine.write(*(key(n, prompt=5) for n in range(8)))
         settled([engine])
         engine.close()
         # What was written down of it is understood by the next one.
-        goes_on(root, prompt=78).close()
+        goes_on(root, prompt=78, policy=policy).close()
 
 
 _JSON = st.recursive(
