@@ -67,6 +67,7 @@ class LowerTier:
         hints: chunks that a tier which keeps itself is believed to hold.
         evicted: chunks that it has evicted by itself, as far as they were counted.
         ops: every op that has not come back, in the order of submission.
+        handed: how many ops there ever were.
         counts: figures since they were last taken.
         lookups, reads, writes: measured speeds, of chunks asked for and of bytes.
         logged: kinds of errors that the log has seen already.
@@ -108,6 +109,7 @@ class LowerTier:
     hints: int = 0
     evicted: int = 0
     ops: dict[Op, None] = field(default_factory=dict)
+    handed: int = 0
     counts: Counter[str] = field(default_factory=Counter)
     logged: set[str] = field(default_factory=set)
     lookups: Speed = field(default_factory=Speed)
@@ -159,6 +161,7 @@ class LowerTier:
     def submit(self, op: Op) -> None:
         """Hand an op to the tier's threads and remember it."""
         self.ops[op] = None
+        op.number, self.handed = self.handed, self.handed + 1
         for key in op.keys if op.kind is OpKind.READ else ():
             self.reading[key.hash] += 1
         if op.kind is OpKind.WRITE:

@@ -26,6 +26,8 @@ class Speed:
     def __init__(self) -> None:
         self._points: deque[Point] = deque(maxlen=_WINDOW)
         self._line: tuple[float, float] | None = None
+        # The usual call, should there be no line: how much, and how long.
+        self._usual = (1.0, 0.0)
         self._fresh = False
 
     def observe(self, amount: int, seconds: float) -> None:
@@ -46,14 +48,19 @@ class Speed:
 
     def seconds(self, amount: int) -> float:
         """Estimate for one call of that much; 0 before anything was measured."""
-        if not self._points:
-            return 0.0
         if self._fresh:
-            self._line, self._fresh = robust_line(self._points), False
+            self._fit()
         if self._line is not None:
             base, slope = self._line
             return base + slope * amount
         # Calls of one size do not tell latency from bandwidth. So smaller ones may take as
         # long, and larger ones longer in proportion: the worse of the two is assumed.
-        usual = median(x for x, _ in self._points)
-        return median(y for _, y in self._points) * max(1.0, amount / max(usual, 1.0))
+        usual, seconds = self._usual
+        return seconds * max(1.0, amount / usual)
+
+    def _fit(self) -> None:
+        """Once a call, and not once a question: those who wait ask about each op before them."""
+        self._fresh = False
+        self._line = robust_line(self._points)
+        amounts, times = zip(*self._points, strict=True)
+        self._usual = max(median(amounts), 1.0), median(times)

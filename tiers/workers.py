@@ -65,6 +65,7 @@ class Op:
         error: what escaped from the tier, if anything did.
         usage: how full the tier was afterwards, for ops that change that.
         findings: of a scan.
+        number: how many ops the tier was handed before it.
 
     """
 
@@ -86,6 +87,7 @@ class Op:
     writes: list[WriteOutcome] = field(default_factory=list)
     removed: int = 0
     findings: Findings | None = None
+    number: int = 0
 
 
 class Workers(Protocol):

@@ -25,7 +25,6 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import takewhile
 from typing import Protocol
 
 from kvtiers.policies import Run
@@ -40,6 +39,8 @@ from kvtiers.tiers.workers import Op, OpKind
 LATE = 2.0
 # So many seconds of the engine's time are as good as any more.
 _FAR = 60.0
+# For so long what a tier has to do is not added up again.
+_WORK_SECONDS = 0.02
 # How often a tier that is too slow is measured again, and how much of the time that takes.
 _MEASURE_SECONDS = 1.0
 _MEASURE_SHARE = 0.1
@@ -78,6 +79,18 @@ class _Stretch:
     awaited: set[bytes] = field(default_factory=set)
 
 
+@dataclass(eq=False)
+class _Work:
+    """What a tier has to do, as of a moment ago: seconds before each op, by its number.
+
+    Added up anew for each of thousands that wait, it would stop the engine for seconds.
+    """
+
+    at: float
+    before: dict[int, float] = field(default_factory=dict)
+    total: float = 0.0
+
+
 class Worth:
     """Weighs loading against computing. The hierarchy's thread only.
 
@@ -102,6 +115,7 @@ class Worth:
         # Chunks that a tier was too slow for: tier -> what to measure it with, one a thread.
         self._samples: dict[str, dict[bytes, None]] = {}
         self._measured_at: dict[str, float] = {}
+        self._work: dict[str, _Work] = {}
 
     def patience(self, request: RequestState, most: float) -> float:
         """Seconds after which computing would have brought the request as far, or ``most``."""
@@ -296,15 +310,28 @@ class Worth:
         size = self._residency.chunk_bytes
         parts = tier.batches(range(chunks))
         fresh = [_expected(tier.reads, len(part) * size) for part in parts]
-        busy = sum(self._left(tier, op) for op in tier.ops)
+        last = next(reversed(tier.ops), None)
+        busy = self._before_op(tier, last) + self._left(tier, last) if last is not None else 0.0
         return self._side_by_side(tier, max(fresh, default=0.0), sum(fresh) + busy)
 
     def _after(self, tier: LowerTier, op: Op) -> float:
         """Seconds until an op under way has ended, and so all before it."""
-        before = takewhile(lambda other: other is not op, tier.ops)
-        busy = sum(self._left(tier, other) for other in before)
         left = self._left(tier, op)
-        return self._side_by_side(tier, left, left + busy)
+        return self._side_by_side(tier, left, left + self._before_op(tier, op))
+
+    def _before_op(self, tier: LowerTier, op: Op) -> float:
+        """What the ops before one under way still take, all of them together."""
+        now = self._residency.clock()
+        work = self._work.get(tier.name)
+        if work is None or now >= work.at + _WORK_SECONDS:
+            work = self._work[tier.name] = _Work(now)
+        if op.number not in work.before:
+            for other in tier.ops:
+                if other.number not in work.before:
+                    work.before[other.number] = work.total
+                    work.total += self._left(tier, other)
+        # Those before the first that is left have ended meanwhile.
+        return work.before[op.number] - work.before[next(iter(tier.ops)).number]
 
     @staticmethod
     def _side_by_side(tier: LowerTier, longest: float, work: float) -> float:

@@ -11,8 +11,10 @@ import pytest
 from hierarchy_kit import CHUNK, DEADLINE, DictTier, ManualWorkers, Stack, prefix
 from hypothesis import example, given, settings
 from kvtiers.policies import Run
+from kvtiers.tiers.lower import LowerTier
 from kvtiers.tiers.requests import Lookup
 from kvtiers.tiers.workers import Op, OpKind
+from kvtiers.tiers.worth import Worth
 
 STEP = 0.001
 THREADS = 2
@@ -483,6 +485,32 @@ def test_what_several_requests_compute_is_measured_once() -> None:
         sim.h.end(name)
     assert sim.stack.ready() == set(run.chunks)
     assert sim.stack.cpu.free_slots == SLOTS - 1
+
+
+def test_what_a_thousand_wait_for_is_not_added_up_for_each_of_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Found by stress: two thousand prompts at once stopped the engine for five seconds."""
+    looked_at = 0
+    left = Worth._left
+
+    def counted(self: Worth, tier: LowerTier, op: Op) -> float:
+        nonlocal looked_at
+        looked_at += 1
+        return left(self, tier, op)
+
+    monkeypatch.setattr(Worth, "_left", counted)
+
+    def effort(waiting: int) -> int:
+        sim = sim_with(Computer(chunk=10.0), disk=QUICK)
+        for number in range(waiting):
+            sim.stack.begin(f"r{number}", prefix(f"p{number}", 2))
+        before = looked_at
+        for number in range(waiting):
+            assert sim.h.waits(f"r{number}")
+        return looked_at - before
+
+    assert 0 < effort(200) <= 5 * effort(50)
 
 
 # How long a request takes -----------------------------------------------------
