@@ -53,8 +53,10 @@ class Health:
         failures = op.reads.count(ReadOutcome.FAILED) + op.writes.count(WriteOutcome.FAILED)
         if op.error is not None or failures:
             tier.counts["failures"] += max(1, failures)
-            # Nobody waits for a scan: it is tried again, and says nothing of the rest.
-            return op.kind is not OpKind.SCAN and self._failed(tier, op.kind, _reason(op))
+            # Nobody waits for a scan: it is tried again, and says nothing of the rest. What
+            # was given up has been judged: how it ends says nothing of the tier as it is now.
+            heard = op.kind is not OpKind.SCAN and not op.given_up
+            return heard and self._failed(tier, op.kind, _reason(op))
         if self._clock() >= op.deadline and not op.given_up:
             # Right, but too late: between two steps nobody looked at the clock.
             return self.too_late(tier, op.kind)

@@ -728,6 +728,35 @@ def test_a_bad_probe_keeps_the_tier_out_for_longer() -> None:
     assert [op.kind for op in disk.queued] == [OpKind.PROBE]
 
 
+def test_how_calls_end_that_were_given_up_says_nothing_of_a_tier_that_answers_again() -> None:
+    runs = [prefix(f"p{n}", 1) for n in range(6)]
+    stack = stack_with(16, *runs)
+    stack.settle()
+    disk = stack.workers["disk"]
+    for n, run in enumerate(runs):
+        stack.begin(f"r{n}", run)
+        disk.run(OpKind.CONTAINS)
+        stack.h.tick()
+    hanging = disk.of(OpKind.READ)
+    assert len(hanging) == 6
+    for op in hanging:
+        disk.begin(op)
+    stack.clock.now += DEADLINE
+    stack.h.tick()
+    (tier,) = stack.h._lower
+    assert tier.breaker.state is BreakerState.OPEN
+    stack.clock.now += 1.0
+    stack.h.tick()
+    disk.run(OpKind.PROBE)
+    stack.h.tick()
+    for op in hanging:
+        disk.end_failed(op)
+    stack.h.tick()
+    assert tier.breaker.state is BreakerState.CLOSED
+    assert stack.counts()["disk"]["failures"] == 6, "counted all the same"
+    assert stack.h.pinned() == 0
+
+
 def test_a_chunk_that_only_a_broken_tier_holds_is_a_miss() -> None:
     run = prefix("p", 1)
     stack = stack_with(4, run)
