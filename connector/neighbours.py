@@ -21,6 +21,8 @@ logger = logging.getLogger(__name__)
 _MOST_FOUND = 16
 _MOST_TOLD = 3
 _MOST_FACTS = 5
+# Of a fact that is named.
+_MOST_CHARACTERS = 200
 
 
 def announce(namespace: Namespace, tiers: Mapping[str, Tier]) -> threading.Thread:
@@ -57,18 +59,17 @@ def neighbours(ours: Namespace, found: Sequence[Namespace]) -> list[tuple[Namesp
 def _tell(ours: Namespace, tiers: Mapping[str, Tier]) -> None:
     for name, tier in tiers.items():
         try:
-            found = tier.namespaces(_MOST_FOUND)
+            others = neighbours(ours, tier.namespaces(_MOST_FOUND))
         except Exception as error:  # noqa: BLE001 - a tier's fault must not show as a thread's death
             logger.debug("The %s tier does not say whose KV it holds: %s", name, error)
             continue
-        others = neighbours(ours, found)
         for other, facts in others[:_MOST_TOLD]:
             logger.info(
                 "The %s tier holds KV of this model that is not shared with this engine, as "
                 "these differ: %s (namespace %s, ours is %s).",
                 name,
                 _short(facts),
-                other.id,
+                _plain(other.id),
                 ours.id,
             )
         if len(others) > _MOST_TOLD:
@@ -91,4 +92,10 @@ def _derived(fact: str) -> bool:
 
 def _short(facts: Sequence[str]) -> str:
     rest = len(facts) - _MOST_FACTS
-    return "; ".join(facts[:_MOST_FACTS]) + (f"; and {rest} more" if rest > 0 else "")
+    return "; ".join(map(_plain, facts[:_MOST_FACTS])) + (f"; and {rest} more" if rest > 0 else "")
+
+
+def _plain(text: str) -> str:
+    """What stands in a tier, for the log. Who wrote it may mean harm: one line, and a short one."""
+    cut = text if len(text) <= _MOST_CHARACTERS else f"{text[:_MOST_CHARACTERS]}..."
+    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in cut)

@@ -23,13 +23,15 @@ from typing import Any, Protocol
 
 from kvtiers.tiers.base import Namespace
 from kvtiers.tiers.fs_files import reading
-from kvtiers.tiers.fs_layout import Layout, private_folder, refuse_link
+from kvtiers.tiers.fs_layout import Layout, is_namespace, private_folder, refuse_link
 
 logger = logging.getLogger(__name__)
 
 MOST_BYTES = 1 << 20
 """Of a file of facts that is read. Real ones take a few KiB."""
 
+# Characters of a fact in the log.
+_MOST_TOLD = 200
 # Namespaces that are looked at for the newest: a ``stat`` each.
 _MOST_DATED = 1000
 
@@ -39,12 +41,25 @@ def explain_mismatch(stored: Mapping[str, Any], current: Mapping[str, Any]) -> s
     lines = []
     for name in sorted(stored.keys() | current.keys()):
         if name not in current:
-            lines.append(f"  {name}: stored {stored[name]!r}, unknown here")
+            lines.append(f"  {_named(name)}: stored {_told(stored[name])}, unknown here")
         elif name not in stored:
-            lines.append(f"  {name}: not stored, here {current[name]!r}")
+            lines.append(f"  {name}: not stored, here {_told(current[name])}")
         elif stored[name] != current[name]:
-            lines.append(f"  {name}: stored {stored[name]!r}, here {current[name]!r}")
+            lines.append(f"  {name}: stored {_told(stored[name])}, here {_told(current[name])}")
     return "\n".join(lines)
+
+
+def _told(value: object) -> str:
+    """A fact for the log. Who wrote it may mean harm: it is one line, and a short one."""
+    try:
+        text = repr(value)
+    except RecursionError:
+        text = "(nested too deeply)"
+    return text if len(text) <= _MOST_TOLD else f"{text[:_MOST_TOLD]}..."
+
+
+def _named(name: str) -> str:
+    return name if name.isprintable() and len(name) <= _MOST_TOLD else _told(name)
 
 
 class FactsFiles(Protocol):
@@ -188,6 +203,8 @@ class LocalFacts:
         dated = []
         with os.scandir(self._layout.base) as entries:
             for entry in islice(entries, _MOST_DATED):
+                if not is_namespace(entry.name):
+                    continue
                 with contextlib.suppress(OSError):
                     dated.append((os.stat(self.where(entry.name)).st_mtime, entry.name))
         return [namespace_id for _, namespace_id in sorted(dated, reverse=True)[:most]]

@@ -104,3 +104,22 @@ def test_memory_of_one_engine_has_no_neighbours(
             vars(self).update(shared=False, persistent=False)
 
     assert told(caplog, {"own": Private(holding(tmp_path, TWO_RANKS))}) == []
+
+
+def test_what_others_wrote_is_told_in_one_short_line(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    tier = holding(tmp_path, OURS, Namespace("6" * 32, facts(**{"\x1b[2J\nname": "v" * 9000})))
+    [line] = told(caplog, {"fs": tier})
+    assert "name" in line
+    assert len(line) < 1000
+    assert line.isprintable()
+
+
+def test_facts_that_are_nested_without_end_end_no_thread(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    tier = holding(tmp_path, OURS, NEW_WEIGHTS)
+    deep = '{"model": {"config": "abc"}, "x": ' + '{"x":' * 900 + "1" + "}" * 901
+    (tmp_path / "v1" / NEW_WEIGHTS.id / "namespace.json").write_text(deep)
+    assert all(len(line) < 1000 for line in told(caplog, {"fs": tier}))

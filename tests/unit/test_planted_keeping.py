@@ -29,7 +29,7 @@ from kvtiers.tiers.base import ALIGNMENT, ReadOutcome, WriteOutcome
 from kvtiers.tiers.keeper_logs import SILENT_SECONDS
 from kvtiers.tiers.lease import PATIENCE
 from kvtiers.tiers.root_index import Facts
-from root_kit import Clock, Engine, key, settled
+from root_kit import NAMESPACE, Clock, Engine, key, settled
 
 ELSEWHERE = "../../elsewhere"
 HASH = bytes.fromhex("abcd")
@@ -366,3 +366,17 @@ def test_a_snapshot_may_be_anything(namespaces, writers, chunks):
         data = framed(b"H" + head) + framed(b"C" + b"".join(rows))
         plant_lease(root, "snapshot", data + framed(b"Z" + struct.pack("<Q", len(chunks))))
         goes_on(root).close()
+
+
+@pytest.mark.parametrize(
+    "value", ["x\n" * 100_000, {"\x1b[2J\n": "x" * 100_000}, [[[["x"] * 9999]]]]
+)
+def test_facts_that_do_not_fit_are_told_in_short_lines(root, caplog, value):
+    folder = root / "v1" / NAMESPACE.id
+    folder.mkdir(parents=True)
+    (folder / "namespace.json").write_text(json.dumps({"model": value, "\x1b]0;\x07": 1}))
+    engine = Engine(root, 8, Clock())
+    assert engine.write(key(0)) == [WriteOutcome.REFUSED]
+    assert "model: stored" in caplog.text
+    assert "\x1b" not in caplog.text
+    assert len(caplog.text) < 2000
