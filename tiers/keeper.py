@@ -272,7 +272,7 @@ class Keeper:
         else:
             self._chunks.load(found)
             for writer_id, position in found.writers.items():
-                self._logs.begin(writer_id, position)
+                self._logs.begin(writer_id, position, found.pending.get(writer_id, ()))
             self._logs.fold()
             self._books.open = True
         self._begun = True
@@ -381,6 +381,7 @@ class Keeper:
             f"{path}.new",
             self._books.index.namespaces(),
             positions,
+            self._logs.pending(),
             self._chunks.in_order(),
             self._breathe,
         )

@@ -108,9 +108,14 @@ class KeeperLedger:
             writer.wanted = max(0, writer.wanted - nbytes * len(chunks))
             for chunk, facts in chunks.items():
                 self.index.put(chunk, facts)
-                if chunk not in writer.pending:
-                    writer.pending.add(chunk)
-                    self._pending[chunk] += 1
+            self.expect(writer, chunks)
+
+    def expect(self, writer: Writer, chunks: Iterable[bytes]) -> None:
+        """The writer may make files of these appear."""
+        for chunk in chunks:
+            if chunk not in writer.pending:
+                writer.pending.add(chunk)
+                self._pending[chunk] += 1
 
     def settled(self, writer: Writer, chunks: Iterable[bytes]) -> None:
         """The writer said what became of these."""

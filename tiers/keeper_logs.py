@@ -7,7 +7,7 @@ import heapq
 import logging
 import os
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from kvtiers.tiers.access_log import Header, Kind, Record
 from kvtiers.tiers.keeper_chunks import KeptChunks
@@ -64,11 +64,12 @@ class WriterLogs:
                 writer = self._books.writers[writer_id] = Writer(LogReader(), self._clock())
             return writer
 
-    def begin(self, writer_id: str, position: Position) -> None:
-        """So much of the writer's log is known from a snapshot."""
+    def begin(self, writer_id: str, position: Position, pending: Iterable[bytes]) -> None:
+        """So much of the writer's log is known from a snapshot, and what it may yet store."""
         writer = self.writer(writer_id)
         writer.reader = LogReader(position.number, position.offset)
         writer.seen, writer.unit = position.announced, position.unit
+        self._books.expect(writer, pending)
 
     def fold(self) -> bool:
         """Read what was logged since. Returns whether there was anything."""
@@ -123,6 +124,11 @@ class WriterLogs:
             for name, writer in self._books.writers.items()
             if not writer.over
         }
+
+    def pending(self) -> dict[str, list[bytes]]:
+        """What each writer has announced and not said to be there or gone."""
+        writers = self._books.writers.items()
+        return {name: list(writer.pending) for name, writer in writers if writer.pending}
 
     def ended(self) -> list[str]:
         """Writers that are over, and of whom nothing is left to be read."""

@@ -1,8 +1,9 @@
 """The keeper's index on disk: what the next holder of the lease starts from.
 
 Frames as in ``access_log``: one with the namespaces and how far each writer's log is
-in it, then chunks, the first to be evicted first, then how many there were. Without
-the last one, or with anything broken, there is no snapshot: the root is listed.
+in it, then what each may be about to store, then chunks, the first to be evicted first,
+then how many there were. Without the last one, or with anything broken, there is no
+snapshot: the root is listed.
 """
 
 from __future__ import annotations
@@ -12,14 +13,16 @@ import os
 import struct
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import BinaryIO
+from typing import BinaryIO, TypeVar
 
 from kvtiers.tiers.access_log import bodies, framed
 from kvtiers.tiers.fs_files import made, reading
 from kvtiers.tiers.fs_layout import is_namespace
-from kvtiers.tiers.root_index import is_chunk
+from kvtiers.tiers.root_index import Facts, is_chunk
 
-_HEAD, _CHUNKS, _END = b"H", b"C", b"Z"
+T = TypeVar("T")
+
+_HEAD, _PENDING, _CHUNKS, _END = b"H", b"P", b"C", b"Z"
 _LENGTHS = struct.Struct("<BB")
 _COUNT = struct.Struct("<Q")
 _CHUNKS_A_FRAME = 512
@@ -51,11 +54,13 @@ class Snapshot:
         namespaces: by number.
         writers: by id.
         chunks: id and packed facts of each, the first to be evicted first.
+        pending: by writer, ids of what it has announced and not said to be there or gone.
 
     """
 
     namespaces: list[str]
     writers: Mapping[str, Position]
+    pending: dict[str, list[bytes]] = field(default_factory=dict)
     chunks: list[tuple[bytes, bytes]] = field(default_factory=list)
 
 
@@ -63,6 +68,7 @@ def write(
     path: str,
     namespaces: Iterable[str],
     writers: Mapping[str, Position],
+    pending: Mapping[str, Iterable[bytes]],
     chunks: Iterable[tuple[bytes, bytes]],
     rest: Callable[[], None],
 ) -> int:
@@ -72,6 +78,7 @@ def write(
         path: of a file that nobody reads.
         namespaces: by number.
         writers: how far each writer's log is in it.
+        pending: ids of what each has announced and not said to be there or gone.
         chunks: id and packed facts of each, the first to be evicted first.
         rest: called every so often.
 
@@ -84,11 +91,13 @@ def write(
         positions = {name: list(vars(position).values()) for name, position in writers.items()}
         head = {"namespaces": list(namespaces), "writers": positions}
         file.write(framed(_HEAD + json.dumps(head).encode()))
+        for name, announced in pending.items():
+            for ids in _batches(announced):
+                parts = [_packed(name.encode(), chunk) for chunk in ids]
+                file.write(framed(_PENDING + b"".join(parts)))
         for batch in _batches(chunks):
             count += len(batch)
-            parts = [
-                _LENGTHS.pack(len(chunk), len(facts)) + chunk + facts for chunk, facts in batch
-            ]
+            parts = [_packed(chunk, facts) for chunk, facts in batch]
             file.write(framed(_CHUNKS + b"".join(parts)))
             rest()
         file.write(framed(_END + _COUNT.pack(count)))
@@ -113,8 +122,14 @@ def _understood(file: BinaryIO, rest: Callable[[], None]) -> Snapshot | None:
         rest()
         if body[:1] == _HEAD:
             found = _head(body[1:])
+        elif found is not None and body[:1] == _PENDING:
+            for name, chunk in _pairs(body):
+                _check(chunk, Facts(0).packed(), len(found.namespaces))
+                found.pending.setdefault(name.decode(), []).append(chunk)
         elif found is not None and body[:1] == _CHUNKS:
-            found.chunks.extend(_chunks(body, len(found.namespaces)))
+            for chunk, facts in _pairs(body):
+                _check(chunk, facts, len(found.namespaces))
+                found.chunks.append((chunk, facts))
         elif found is not None and body[:1] == _END:
             return found if _COUNT.unpack(body[1:])[0] == len(found.chunks) else None
     return None
@@ -147,23 +162,31 @@ def _head(text: bytes) -> Snapshot:
     return Snapshot(namespaces, writers)
 
 
-def _chunks(body: bytes, namespaces: int) -> Iterator[tuple[bytes, bytes]]:
+def _check(chunk: bytes, facts: bytes, namespaces: int) -> None:
+    if not is_chunk(chunk, facts, namespaces):
+        raise ValueError("No keeper counts such a chunk")
+
+
+def _packed(one: bytes, other: bytes) -> bytes:
+    return _LENGTHS.pack(len(one), len(other)) + one + other
+
+
+def _pairs(body: bytes) -> Iterator[tuple[bytes, bytes]]:
     at = 1
     while at < len(body):
         lengths = _LENGTHS.unpack_from(body, at)
         middle = at + _LENGTHS.size + lengths[0]
         end = middle + lengths[1]
-        chunk, facts = body[at + _LENGTHS.size : middle], body[middle:end]
-        if end > len(body) or not is_chunk(chunk, facts, namespaces):
-            raise ValueError("No keeper counts such a chunk")
-        yield chunk, facts
+        if end > len(body):
+            raise ValueError("No keeper writes a part of a chunk")
+        yield body[at + _LENGTHS.size : middle], body[middle:end]
         at = end
 
 
-def _batches(chunks: Iterable[tuple[bytes, bytes]]) -> Iterator[list[tuple[bytes, bytes]]]:
-    batch: list[tuple[bytes, bytes]] = []
-    for chunk in chunks:
-        batch.append(chunk)
+def _batches(items: Iterable[T]) -> Iterator[list[T]]:
+    batch: list[T] = []
+    for item in items:
+        batch.append(item)
         if len(batch) == _CHUNKS_A_FRAME:
             yield batch
             batch = []

@@ -97,6 +97,7 @@ def rest() -> None:
 SNAPSHOT = {
     "namespaces": ["ab" * 16, "cd" * 16],
     "writers": {"w-1": Position(3, 17, 4096, 8192)},
+    "pending": {"w-1": [bytes([0, n % 2, n % 256]) for n in range(700)], "w-2": [b"\0\1x"]},
     "chunks": [
         (bytes([0, n % 2, n % 256, n // 256]), Facts((n % 9) * ALIGNMENT).packed() + b"p" * (n % 3))
         for n in range(1200)

@@ -329,3 +329,28 @@ def test_what_a_former_holder_granted_itself_still_counts(tmp_path):
             break
         settled([pair.holder, pair.other])
         pair.check()
+
+
+def test_what_is_about_to_appear_counts_for_the_next_holder_too(tmp_path):
+    """It starts from a snapshot in which the announcement is, and its end is not."""
+    for count, pair in every_call(tmp_path):
+        third = pair.engine()
+        settled([third, pair.holder])
+        passed = []
+
+        def meanwhile(pair=pair, third=third, passed=passed) -> None:
+            passed.append(1)
+            settled([pair.holder], steps=1)
+            pair.holder.close()
+            pair.fill(third, rounds=9, seconds=1.0)
+            pair.cram(third)
+            assert third.keeps
+
+        with before_call(count, meanwhile):
+            store(pair.other)()
+        pair.cram(pair.other)
+        pair.check()
+        if not passed:
+            break
+        settled([pair.other, third])
+        assert set(map(str, files_of(pair.root))) <= third.counted()
