@@ -270,6 +270,8 @@ class Decoder:
         if width > MAX_HASH_BYTES or rest or not bounded:
             raise ValueError("No run of chunks looks like that")
         hashes = tuple(body[i : i + width] for i in range(at, len(body), width))
+        if len(set(hashes)) < count:
+            raise ValueError("No chunk comes twice in one prefix")
         nbytes = pages * ALIGNMENT
         name = self._names[number]
         return Record(kind, name, hashes, start, parent, nbytes, tenant, self._at)

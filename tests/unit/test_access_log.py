@@ -33,7 +33,7 @@ def some_records(draw):
     return Record(
         draw(st.sampled_from(TOLD)),
         draw(st.sampled_from(["ab" * 16, "cd" * 16, "x"])),
-        tuple(draw(st.lists(digest, min_size=1, max_size=5))),
+        tuple(draw(st.lists(digest, min_size=1, max_size=5, unique=True))),
         draw(st.integers(-1, 2**31 - 6)),
         draw(st.none() | digest),
         draw(st.integers(0, 2**31)) * ALIGNMENT,
