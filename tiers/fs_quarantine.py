@@ -67,12 +67,15 @@ def set_aside(place: Place) -> None:
 
 
 def _keep_newest(bad: str) -> None:
-    """Unlink all but the last few. Folders stay: what is in them is not ours."""
+    """Remove all but the last few. Folders with something in them stay: that is not ours."""
     with os.scandir(bad) as entries:
         found = [(entry.stat(follow_symlinks=False), entry.path) for entry in entries]
     # Renaming sets the change time, and leaves the modification time alone.
-    files = sorted(
-        (status.st_ctime_ns, path) for status, path in found if not stat.S_ISDIR(status.st_mode)
-    )
-    for _, path in files[:-_KEPT]:
-        os.unlink(path)
+    found.sort(key=lambda one: one[0].st_ctime_ns)
+    for status, path in found[:-_KEPT]:
+        # Another engine may have removed it meanwhile.
+        with contextlib.suppress(OSError):
+            if stat.S_ISDIR(status.st_mode):
+                os.rmdir(path)
+            else:
+                os.unlink(path)

@@ -208,4 +208,6 @@ def _body(replica: Replica, question: Question, tokens: int) -> dict[str, object
         "max_tokens": tokens,
         "temperature": 0,
         "ignore_eos": True,
+        # The tiny models' first word is one, and would be left out.
+        "skip_special_tokens": False,
     }

@@ -308,11 +308,12 @@ def test_a_chunk_of_another_namespace_under_this_ones_name_is_corrupt(tier):
     assert read(tier, key(1)) == [ReadOutcome.CORRUPT]
 
 
-def test_damaged_files_are_kept_aside_but_only_the_last_few(tier):
+@pytest.mark.parametrize("damage", [empty, make_folder])
+def test_what_is_no_chunk_is_kept_aside_but_only_the_last_few(tier, damage):
     keys = [key(n) for n in range(7)]
     write(tier, *keys)
     for k in keys:
-        empty(path(tier, k))
+        damage(path(tier, k))
     assert read(tier, *keys) == [ReadOutcome.CORRUPT] * 7
     bad = tier.config.path / "v1" / NAMESPACE.id / "bad"
     assert {file.name for file in bad.iterdir()} == {path(tier, k).name for k in keys[3:]}
