@@ -29,8 +29,8 @@ def robust_line(points: Sequence[Point]) -> tuple[float, float] | None:
         for i, j in itertools.combinations(range(len(points)), 2)
         if abs(points[j][0] - points[i][0]) > _APART * max(points[i][0], points[j][0])
     ]
-    # One point in half of the pairs could make the slope by itself.
-    if not apart or 2 * max(Counter(itertools.chain(*apart)).values()) >= len(apart):
+    # One point in most of the pairs could make the slope by itself.
+    if not apart or 2 * max(Counter(itertools.chain(*apart)).values()) > len(apart):
         return None
     slopes = [(points[j][1] - points[i][1]) / (points[j][0] - points[i][0]) for i, j in apart]
     slope = max(0.0, median(slopes))

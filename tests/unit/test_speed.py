@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from kvtiers.tiers.robust_line import robust_line
 from kvtiers.tiers.speed import Speed
@@ -43,6 +45,9 @@ def test_of_calls_of_one_size_nobody_can_tell_so_the_worse_is_assumed() -> None:
 
 @given(st.lists(st.sampled_from([1, 2, 4, 8]), min_size=9, max_size=9), st.integers(0, 8))
 def test_one_call_that_stalls_changes_nothing(sizes: list[int], which: int) -> None:
+    apart = [(i, j) for i, j in itertools.combinations(range(9), 2) if sizes[i] != sizes[j]]
+    # In half of what says anything of the slope, it is as good as the rest.
+    assume(2 * sum(which in pair for pair in apart) != len(apart) or not apart)
     points = [(size, 0.01 * size) for size in sizes]
     points[which] = (sizes[which], 100.0)
     assert measured(*points).seconds(8) == pytest.approx(0.08)
