@@ -49,20 +49,21 @@ def this_process() -> Owner:
 
 def has_ended(facts: Mapping[str, Any]) -> bool:
     """Whether it is certain that the process of which these are the facts is no more."""
-    boot, pids = _here()
-    if not boot or not pids or (facts.get("boot"), facts.get("pids")) != (boot, pids):
-        return False
-    pid = facts.get("pid")
-    return isinstance(pid, int) and _started(pid) != facts.get("started")
+    return _runs(facts) is False
 
 
 def is_alive(facts: Mapping[str, Any]) -> bool:
     """Whether it is certain that the process of which these are the facts still runs."""
+    return _runs(facts) is True
+
+
+def _runs(facts: Mapping[str, Any]) -> bool | None:
+    """None if it can't be told from here."""
     boot, pids = _here()
     if not boot or not pids or (facts.get("boot"), facts.get("pids")) != (boot, pids):
-        return False
+        return None
     pid = facts.get("pid")
-    return isinstance(pid, int) and _started(pid) == facts.get("started")
+    return _started(pid) == facts.get("started") if isinstance(pid, int) else None
 
 
 @cache
