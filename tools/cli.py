@@ -7,10 +7,73 @@ import importlib.metadata
 import os
 import sys
 from collections.abc import Callable, Sequence
-from typing import NoReturn
+from dataclasses import dataclass
+from typing import NoReturn, Protocol
 
 from kvtiers.connector.config_errors import ConfigError, did_you_mean
 from kvtiers.tools import collect, config_report, demo, keygen, listing, verify
+
+
+class _Module(Protocol):
+    """What a command's module has."""
+
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        """Its options."""
+
+    def run(self, arguments: argparse.Namespace) -> int:
+        """Do it. Returns the exit status."""
+
+
+@dataclass(frozen=True)
+class _Command:
+    module: _Module
+    help: str
+    description: str
+
+
+# In the order in which the help names them.
+_COMMANDS = {
+    "config": _Command(
+        config_report,
+        "check a configuration and show it with each value's origin",
+        "Checks a configuration without a server and prints every value with where "
+        "it comes from. Without a file: what the environment and the defaults make. "
+        "The exit status is 2 if the configuration cannot work.",
+    ),
+    "demo": _Command(
+        demo,
+        "time a real vLLM server cold and with hits in each tier",
+        "Starts a real vLLM server with kvtiers on its defaults and prints the time "
+        "to first token of long prompts: cold, from the GPU, from CPU memory, and from disk "
+        "after a restart.",
+    ),
+    "ls": _Command(
+        listing,
+        "list what lies in a tier",
+        "Lists the namespaces of a folder, a URL or a Redis: which model's KV it is, "
+        "how much, when it was last used, and what it is encrypted with. Changes nothing.",
+    ),
+    "verify": _Command(
+        verify,
+        "read every chunk in a tier and name the damaged ones",
+        "Reads every chunk of every namespace of a folder, a URL or a Redis, beside "
+        "running engines, and names each that is not what its name says. The exit status is 1 if "
+        "there is one.",
+    ),
+    "gc": _Command(
+        collect,
+        "bring a folder of chunks under its bound",
+        "Deletes from a folder what its bound has no room for, in the order that the "
+        "engines' own records give, and temporary files that dead writers left. Safe beside "
+        "running engines: where one of them keeps the bound, it says which and leaves it to that.",
+    ),
+    "keygen": _Command(
+        keygen,
+        "make a key to encrypt chunks with",
+        "Makes a random key for the option 'encryption' of a tier. The first key of a "
+        "file encrypts, all of them decrypt.",
+    ),
+}
 
 
 class _Parser(argparse.ArgumentParser):
@@ -68,68 +131,14 @@ def _parser() -> argparse.ArgumentParser:
     version = importlib.metadata.version("kvtiers")
     parser.add_argument("--version", action="version", version=f"kvtiers {version}")
     commands = parser.add_subparsers(metavar="COMMAND", required=True, parser_class=_Parser)
-
-    config = commands.add_parser(
-        "config",
-        help="check a configuration and show it with each value's origin",
-        description="Checks a configuration without a server and prints every value with where "
-        "it comes from. Without a file: what the environment and the defaults make. "
-        "The exit status is 2 if the configuration cannot work.",
-        allow_abbrev=False,  # the beginning of an option is a slip, which is to be told
-    )
-    config_report.add_arguments(config)
-    config.set_defaults(run=config_report.run, parser=config)
-
-    show = commands.add_parser(
-        "demo",
-        help="time a real vLLM server cold and with hits in each tier",
-        description="Starts a real vLLM server with kvtiers on its defaults and prints the time "
-        "to first token of long prompts: cold, from the GPU, from CPU memory, and from disk "
-        "after a restart.",
-        allow_abbrev=False,
-    )
-    demo.add_arguments(show)
-    show.set_defaults(run=demo.run, parser=show)
-    listed = commands.add_parser(
-        "ls",
-        help="list what lies in a tier",
-        description="Lists the namespaces of a folder, a URL or a Redis: which model's KV it is, "
-        "how much, when it was last used, and what it is encrypted with. Changes nothing.",
-        allow_abbrev=False,
-    )
-    listing.add_arguments(listed)
-    listed.set_defaults(run=listing.run, parser=listed)
-
-    check = commands.add_parser(
-        "verify",
-        help="read every chunk in a tier and name the damaged ones",
-        description="Reads every chunk of every namespace of a folder, a URL or a Redis, beside "
-        "running engines, and names each that is not what its name says. The exit status is 1 if "
-        "there is one.",
-        allow_abbrev=False,
-    )
-    verify.add_arguments(check)
-    check.set_defaults(run=verify.run, parser=check)
-
-    gc = commands.add_parser(
-        "gc",
-        help="bring a folder of chunks under its bound",
-        description="Deletes from a folder what its bound has no room for, in the order that the "
-        "engines' own records give, and temporary files that dead writers left. Safe beside "
-        "running engines: where one of them keeps the bound, it says which and leaves it to that.",
-        allow_abbrev=False,
-    )
-    collect.add_arguments(gc)
-    gc.set_defaults(run=collect.run, parser=gc)
-
-    key = commands.add_parser(
-        "keygen",
-        help="make a key to encrypt chunks with",
-        description="Makes a random key for the option 'encryption' of a tier. The first key of a "
-        "file encrypts, all of them decrypt.",
-        allow_abbrev=False,
-    )
-    keygen.add_arguments(key)
-    key.set_defaults(run=keygen.run, parser=key)
-    parser.commands = list(commands.choices)
+    for name, command in _COMMANDS.items():
+        added = commands.add_parser(
+            name,
+            help=command.help,
+            description=command.description,
+            allow_abbrev=False,  # the beginning of an option is a slip, which is to be told
+        )
+        command.module.add_arguments(added)
+        added.set_defaults(run=command.module.run, parser=added)
+    parser.commands = list(_COMMANDS)
     return parser
