@@ -10,14 +10,12 @@ import stat
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import ClassVar
 
 from kvtiers.policies import Policy, TierInfo
 from kvtiers.tiers import format as chunk_format
 from kvtiers.tiers.at_rest import AtRestTier, check_capacity
 from kvtiers.tiers.base import (
-    ALIGNMENT,
     ChunkKey,
     Entry,
     Namespace,
@@ -27,8 +25,7 @@ from kvtiers.tiers.base import (
     WriteOutcome,
 )
 from kvtiers.tiers.direct_io import opened, transfer_in, transfer_out
-from kvtiers.tiers.encryption import AtRestConfig
-from kvtiers.tiers.file_option import at_home
+from kvtiers.tiers.fs_config import MAX_BLOCK_SIZE, FsConfig
 from kvtiers.tiers.fs_layout import (
     Layout,
     Place,
@@ -40,27 +37,16 @@ from kvtiers.tiers.fs_layout import (
 from kvtiers.tiers.fs_ledger import Ledger
 from kvtiers.tiers.fs_namespace import LocalFacts, NamespaceBook
 from kvtiers.tiers.fs_quarantine import Stuck, set_aside
-from kvtiers.tiers.fs_root import (
-    check_block_size,
-    choose_direct,
-    default_root,
-    local_path,
-    prepare_root,
-    refuse_habits,
-)
+from kvtiers.tiers.fs_root import check_block_size, choose_direct, prepare_root
 from kvtiers.tiers.fs_scan import Scanner
 from kvtiers.tiers.keeper import Terms
 from kvtiers.tiers.keeper_listing import sweep
 from kvtiers.tiers.remote_url import is_remote
 from kvtiers.tiers.root_keeping import RootKeeping
-from kvtiers.tiers.units import Size, SizeOrAuto
-from pydantic import AfterValidator, BeforeValidator, Field, field_validator, model_validator
 
 logger = logging.getLogger(__name__)
 
 _BUFFER = 1 << 20
-# A scratch buffer of that size is kept by each thread.
-MAX_BLOCK_SIZE = 16 << 20
 
 # Removed, also by another host of an NFS mount, between lookup and read.
 _GONE = frozenset({errno.ENOENT, errno.ESTALE})
@@ -92,7 +78,7 @@ class FsTier(AtRestTier):
     counts for itself what it writes and what its own ``scan`` has passed.
 
     Args:
-        config: see ``Config``.
+        config: see ``FsConfig``.
         payload_bytes: size of each chunk, a multiple of ``ALIGNMENT``.
 
     Raises:
@@ -102,81 +88,12 @@ class FsTier(AtRestTier):
 
     """
 
-    class Config(AtRestConfig):
-        """Options of the filesystem tier.
-
-        Attributes:
-            path: root folder, shared by all models and engines that name it.
-            capacity: bytes that chunks may take under ``path``, metadata
-                included, for all engines that use it together: give all of them the
-                same. The last four damaged files of a namespace lie outside of it.
-            direct: O_DIRECT; "auto" uses it where a trial in ``path`` succeeds.
-            fsync: wait for the device on every write. Without it a crash of the
-                machine (not of the engine) may lose chunks written in the last
-                seconds, or leave torn ones, which the checksum finds.
-            block_size: bytes, a power of two from 4 KiB to 16 MiB: each call reads or
-                writes from a multiple of it on, and files are padded to one, such as
-                a parallel file system's stripe. At most a chunk's size. Files
-                written with another block size are read all the same.
-            buffer: bytes that one call moves at most, a multiple of ``block_size``;
-                the last call of a chunk takes the metadata along. "auto" is 1 MiB (or
-                ``block_size`` if that is more) through the page cache, and all of a
-                chunk with O_DIRECT.
-
-        """
-
-        type: str = "fs"
-        # Two threads read 1.15 times as fast as one from a local disk, four 1.25
-        # times, eight no faster; on a mount, where a call waits longer, more
-        # threads overlap more.
-        threads: int = 4
-        path: Annotated[Path, BeforeValidator(local_path), AfterValidator(at_home)] = Field(
-            default_factory=default_root
-        )
-        capacity: int | None = None
-        # From a local disk with nothing cached, O_DIRECT read 1.0 to 1.8 times as
-        # fast as buffered reads, for half the CPU time. Buffered is 5 times as fast
-        # for what is still in the page cache, and 2 times for writes, until the
-        # device has to catch up; but that takes memory the CPU tier would use
-        # better, as it holds each chunk once and knows what to evict.
-        direct: Literal["auto", True, False] = "auto"
-        fsync: bool = False
-        block_size: Size = ALIGNMENT
-        # In calls of 1 MiB, the page cache took chunks of 3 and 12 MiB 1.1 to 3 times as
-        # fast as in one call each, and gave them up to 1.4 times as fast: it works ahead
-        # while we copy. O_DIRECT lost 9 to 13 % by it, as the device had less to do at
-        # once and each call takes Python's lock.
-        buffer: SizeOrAuto = "auto"
-
-        @model_validator(mode="before")
-        @classmethod
-        def _in_our_words(cls, given: Any) -> Any:
-            if isinstance(given, dict):
-                refuse_habits(given)
-            return given
-
-        @field_validator("block_size")
-        @classmethod
-        def _is_a_block(cls, value: int) -> int:
-            if ALIGNMENT <= value <= MAX_BLOCK_SIZE and value.bit_count() == 1:
-                return value
-            raise ValueError("it must be a power of two from 4KiB to 16MiB")
-
-        @model_validator(mode="after")
-        def _whole_blocks(self) -> Self:
-            if self.buffer != "auto" and self.buffer % self.block_size:
-                fitting = -(-self.buffer // self.block_size) * self.block_size
-                raise ValueError(
-                    f"buffer is {self.buffer}, which is no multiple of block_size, which is "
-                    f"{self.block_size}. Set buffer to {fitting}, or block_size to less"
-                )
-            return self
-
+    Config: ClassVar[type[FsConfig]] = FsConfig
     shared: ClassVar[bool] = True
     persistent: ClassVar[bool] = True
     on_disk: ClassVar[bool] = True
     keeps_itself: ClassVar[bool] = True
-    config: Config
+    config: FsConfig
 
     @classmethod
     def variant(cls, options: Mapping[str, object]) -> type[Tier]:
@@ -187,7 +104,7 @@ class FsTier(AtRestTier):
 
         return RemoteFsTier
 
-    def __init__(self, config: Config, payload_bytes: int) -> None:
+    def __init__(self, config: FsConfig, payload_bytes: int) -> None:
         super().__init__(config, payload_bytes)
         check_block_size(config.block_size, payload_bytes)
         # What a file takes with its padding.

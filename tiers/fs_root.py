@@ -7,50 +7,17 @@ import logging
 import os
 import stat
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal
 
 from kvtiers.tiers.base import TierConfigError
 from kvtiers.tiers.direct_io import direct_works
 from kvtiers.tiers.fs_layout import hash_of, is_chunk_folder, private_folder
-from kvtiers.tiers.remote_url import is_remote, without_local_scheme
 
 logger = logging.getLogger(__name__)
 
-# What other programs call our options, for who types it by habit.
-_CALLED_HERE = {
-    **dict.fromkeys(("url", "uri", "bucket", "root", "folder", "directory"), "path"),
-    **dict.fromkeys(("size", "max_size"), "capacity"),
-}
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
-
-
-def default_root() -> Path:
-    """``kvtiers`` in the user's cache folder."""
-    cache = os.environ.get("XDG_CACHE_HOME", "")
-    # The XDG specification has relative values ignored.
-    return (Path(cache) if os.path.isabs(cache) else Path.home() / ".cache") / "kvtiers"
-
-
-def refuse_habits(given: Mapping[str, object]) -> None:
-    """Raise ValueError for a word of other programs, and say which is ours."""
-    for key in given:
-        if key in _CALLED_HERE:
-            raise ValueError(f"'{key}' is not an option here. Set '{_CALLED_HERE[key]}'")
-        if key == "storage_options":
-            raise ValueError(
-                "'storage_options' is for a 'path' that is a URL, such as s3://bucket/prefix"
-            )
-
-
-def local_path(value: object) -> object:
-    """``value`` without ``file://``; raises ValueError if it names no folder of this machine."""
-    if value == "":
-        raise ValueError("it is empty. Name a folder, or leave 'path' out for the default")
-    if is_remote(value):
-        raise ValueError("it is a URL, which RemoteFsTier takes: see FsTier.variant")
-    return without_local_scheme(value) if isinstance(value, str) else value
 
 
 def check_block_size(block_size: int, payload_bytes: int) -> None:
