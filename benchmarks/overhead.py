@@ -16,9 +16,7 @@ import argparse
 import contextlib
 import os
 import random
-import signal
 import sys
-import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -27,15 +25,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kvtiers.tools.measure import complete
-from kvtiers.tools.model import ModelError, default_cache, smollm2_path
 from kvtiers.tools.server import ServerError, VllmServer
 from kvtiers.tools.service import free_port
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks import command
 from benchmarks.paired import Interval, Load, PairedRecord
 from benchmarks.record import OURS, PLAIN, describe, p99
-from benchmarks.systems import BLOCK, Engine, serve
+from benchmarks.systems import BLOCK, Engine, new_folder, serve
 
 MISSES, AWAY = "kvtiers-misses", "kvtiers-away"
 BOUND = 0.02
@@ -58,31 +56,22 @@ class Shape:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run it. 1 if a server failed."""
-    options = _parser().parse_args(argv)
-    progress = Console(stderr=True, highlight=False)
-    # By default the signal ends Python at once, and leaves the servers running.
-    signal.signal(signal.SIGTERM, lambda _number, _frame: sys.exit(143))
-    try:
-        model = options.model or smollm2_path()
-        record = PairedRecord(describe(model.name, options.dtype, BLOCK, rest=0))
-        for load in _measure(options, model, progress):
-            record.loads.append(load)
-            # A run is long: what it has measured outlives an interruption.
-            if options.json:
-                record.save(options.json)
-    except (ModelError, ServerError) as error:
-        progress.print(str(error), markup=False)
-        return 1
+    return command.run(_run, _parser().parse_args(argv))
+
+
+def _run(options: argparse.Namespace, progress: Console) -> None:
+    record = PairedRecord(describe(options.model.name, options.dtype, BLOCK, rest=0))
+    for load in _measure(options, progress):
+        record.loads.append(load)
+        # A run is long: what it has measured outlives an interruption.
+        if options.json:
+            record.save(options.json)
     Console().print(table(record))
-    return 0
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.overhead", description=__doc__)
+    parser = command.parser("overhead", __doc__)
     add = parser.add_argument
-    add("--json", metavar="FILE", type=Path, help="write what was measured there")
-    add("--model", metavar="PATH", type=Path, help="a model folder (default: SmolLM2-135M)")
-    add("--dtype", choices=("bfloat16", "float32"), default="bfloat16")
     add("--pairs", type=int, default=15, help="loads of each system (default: 15)")
     add("--systems", nargs="+", choices=(MISSES, AWAY), default=[MISSES, AWAY])
     # vLLM reserves one for itself, and with a connector one more, which on two cores makes
@@ -91,11 +80,10 @@ def _parser() -> argparse.ArgumentParser:
     add("--requests", type=int, default=6, help="in flight together (default: 6)")
     add("--tokens", type=int, default=1024, help="of each prompt (default: 1024)")
     add("--answer", type=int, default=16, help="tokens to generate for each (default: 16)")
-    add("--log", metavar="FOLDER", type=Path, help="keep the servers' output there")
     return parser
 
 
-def _measure(options: argparse.Namespace, model: Path, progress: Console) -> Iterator[Load]:
+def _measure(options: argparse.Namespace, progress: Console) -> Iterator[Load]:
     shape = Shape(options.requests, options.tokens, options.answer)
     seed, begin = time.time_ns(), time.monotonic()
 
@@ -104,11 +92,9 @@ def _measure(options: argparse.Namespace, model: Path, progress: Console) -> Ite
         progress.print(line, markup=False, soft_wrap=True)
 
     with ExitStack() as stack:
-        # Beside the models: the disk where the filesystem tier lies by default.
-        place = tempfile.TemporaryDirectory(prefix="bench-", dir=default_cache().parent)
-        folder = Path(stack.enter_context(place))
+        folder = stack.enter_context(new_folder())
         say("starting vLLM")
-        servers = _servers(stack, options, model, shape, folder)
+        servers = _servers(stack, options, shape, folder)
         for pair in range(-1, options.pairs):
             # Whoever comes first in one round comes last in the next.
             for system in sorted(servers, reverse=bool(pair % 2)):
@@ -124,11 +110,11 @@ def _measure(options: argparse.Namespace, model: Path, progress: Console) -> Ite
 
 
 def _servers(
-    stack: ExitStack, options: argparse.Namespace, model: Path, shape: Shape, folder: Path
+    stack: ExitStack, options: argparse.Namespace, shape: Shape, folder: Path
 ) -> Mapping[str, VllmServer]:
     """All of them, by system, with their tiers below ``folder``."""
     tokens = _LOADS_HELD * shape.requests * (shape.prompt + shape.answer + BLOCK)
-    engine = Engine(model, options.dtype, tokens)
+    engine = Engine(options.model, options.dtype, tokens)
     # A port that nobody listens on: each attempt to connect fails at once.
     where: dict[str, Path | str] = {
         PLAIN: folder,
@@ -136,7 +122,6 @@ def _servers(
         AWAY: f"redis://127.0.0.1:{free_port()}",
     }
     logs = options.log or folder
-    logs.mkdir(parents=True, exist_ok=True)
     return {
         name: stack.enter_context(
             serve(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import statistics
-import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -15,7 +14,7 @@ from kvtiers.tools.redis_server import RedisServer
 from kvtiers.tools.server import VllmServer
 
 from benchmarks.record import OURS, Sample
-from benchmarks.systems import BLOCK, Engine, chunks_in, drain, serve
+from benchmarks.systems import BLOCK, Engine, chunks_in, drain, new_folder, serve
 
 _WARM_UP = 512
 Say = Callable[[str], None]
@@ -68,7 +67,6 @@ class Turn:
         engine, plan: the same in all turns.
         system: whose turn it is.
         number: counted from 0.
-        parent: where the filesystem tiers' folders are made.
         log: of the servers.
         say: reports progress.
 
@@ -78,15 +76,8 @@ class Turn:
     plan: Plan
     system: str
     number: int
-    parent: Path
     log: Path
     say: Say
-
-    @contextmanager
-    def folder(self) -> Iterator[Path]:
-        """A new filesystem tier."""
-        with tempfile.TemporaryDirectory(prefix="bench-", dir=self.parent) as name:
-            yield Path(name)
 
     @contextmanager
     def server(self, where: Path | str, arena_chunks: int) -> Iterator[VllmServer]:
@@ -125,7 +116,7 @@ def single(turn: Turn) -> Iterator[Sample]:
     """One request at a time: cold, then from each tier, the lowest after a restart."""
     plan = turn.plan
     arena_chunks = 2 * plan.gpu_tokens // BLOCK
-    with turn.folder() as folder:
+    with new_folder() as folder:
         with turn.server(folder, arena_chunks) as server:
             asked = {
                 length: prompts(server, plan.prompts, length + plan.rest, plan.seed + length)
@@ -150,7 +141,7 @@ def _one_by_one(
 
 def load(turn: Turn) -> Iterator[Sample]:
     """All requests at once: cold, then from the filesystem into a large and a small arena."""
-    with turn.folder() as folder:
+    with new_folder() as folder:
         with turn.server(folder, 4 * turn.plan.load_chunks) as server:
             asked = _load_prompts(server, turn.plan, turn.plan.seed)
             unheard = _load_prompts(server, turn.plan, turn.plan.seed + 1)
@@ -164,7 +155,7 @@ def load_redis(turn: Turn) -> Iterator[Sample]:
     """All requests at once, from a Redis into a large and a small arena. kvtiers only."""
     if turn.system != OURS:
         return
-    with turn.folder() as folder, RedisServer(folder) as redis:
+    with new_folder() as folder, RedisServer(folder) as redis:
         with turn.server(redis.unix_url, 4 * turn.plan.load_chunks) as server:
             asked = _load_prompts(server, turn.plan, turn.plan.seed)
             _store(turn, server, redis.unix_url, asked)

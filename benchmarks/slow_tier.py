@@ -15,9 +15,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
-import signal
 import sys
-import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
@@ -25,14 +23,14 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from kvtiers.tools.measure import complete, prompts
-from kvtiers.tools.model import ModelError, default_cache, smollm2_path
-from kvtiers.tools.server import ServerError, VllmServer
+from kvtiers.tools.server import VllmServer
 from rich.console import Console
 
+from benchmarks import command
 from benchmarks.paired import geometric_mean
 from benchmarks.record import PLAIN, SLOWED, Setup, describe
 from benchmarks.slowed import DELAY_VARIABLE
-from benchmarks.systems import BLOCK, Engine, drain, serve
+from benchmarks.systems import BLOCK, Engine, drain, new_folder, serve
 
 # What no tier can hold, and is computed each time.
 _REST = BLOCK // 2
@@ -96,48 +94,36 @@ class Result:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run it. 1 if a server failed."""
-    options = _parser().parse_args(argv)
-    progress = Console(stderr=True, highlight=False)
-    # By default the signal ends Python at once, and leaves the servers running.
-    signal.signal(signal.SIGTERM, lambda _number, _frame: sys.exit(143))
-    try:
-        model = options.model or smollm2_path()
-        setup = describe(model.name, options.dtype, BLOCK, rest=_REST)
-        result = Result(setup, options.tokens)
-        for pair in _measure(options, model, progress):
-            result.pairs.append(pair)
-            # A run is long: what it has measured outlives an interruption.
-            if options.json:
-                result.save(options.json)
-    except (ModelError, ServerError) as error:
-        progress.print(str(error), markup=False)
-        return 1
+    return command.run(_run, _parser().parse_args(argv))
+
+
+def _run(options: argparse.Namespace, progress: Console) -> None:
+    setup = describe(options.model.name, options.dtype, BLOCK, rest=_REST)
+    result = Result(setup, options.tokens)
+    for pair in _measure(options, progress):
+        result.pairs.append(pair)
+        # A run is long: what it has measured outlives an interruption.
+        if options.json:
+            result.save(options.json)
     Console().print("\n".join(told(result)), soft_wrap=True)
-    return 0
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.slow_tier", description=__doc__)
+    parser = command.parser("slow_tier", __doc__)
     add = parser.add_argument
-    add("--json", metavar="FILE", type=Path, help="write what was measured there")
-    add("--model", metavar="PATH", type=Path, help="a model folder (default: SmolLM2-135M)")
-    add("--dtype", choices=("bfloat16", "float32"), default="bfloat16")
     add("--turns", type=int, default=18, help="of each delay (default: 18)")
     add("--tokens", type=int, default=1024, help="of a prompt in the tier (default: 1024)")
     add("--delays", type=float, nargs="+", default=[0, 5, 20, 100, 500, 2000], help="ms a chunk")
-    add("--log", metavar="FOLDER", type=Path, help="keep the servers' output there")
     return parser
 
 
-def _measure(options: argparse.Namespace, model: Path, progress: Console) -> Iterator[Pair]:
+def _measure(options: argparse.Namespace, progress: Console) -> Iterator[Pair]:
     with ExitStack() as stack:
-        # Beside the models: the disk where the filesystem tier lies by default.
-        place = tempfile.TemporaryDirectory(prefix="bench-", dir=default_cache().parent)
-        folder = Path(stack.enter_context(place))
+        folder = stack.enter_context(new_folder())
         delay = folder / "delay"
         delay.write_text("0")
         progress.print("starting vLLM")
-        plain, ours = _servers(stack, options, model, folder)
+        plain, ours = _servers(stack, options, folder)
         asked = prompts(ours, _PROMPTS, options.tokens + _REST, seed=time.time_ns())
         for prompt in asked:
             complete(ours, prompt, 1)
@@ -156,12 +142,11 @@ def _measure(options: argparse.Namespace, model: Path, progress: Console) -> Ite
 
 
 def _servers(
-    stack: ExitStack, options: argparse.Namespace, model: Path, folder: Path
+    stack: ExitStack, options: argparse.Namespace, folder: Path
 ) -> tuple[VllmServer, VllmServer]:
-    engine = Engine(model, options.dtype, 2 * (options.tokens + BLOCK))
+    engine = Engine(options.model, options.dtype, 2 * (options.tokens + BLOCK))
     arena_chunks = _PROMPTS_HELD * options.tokens // BLOCK
     logs = options.log or folder
-    logs.mkdir(parents=True, exist_ok=True)
     variables = {DELAY_VARIABLE: str(folder / "delay")}
     made = [
         serve(engine, name, folder / "tier", arena_chunks, logs / f"{name}.log", variables)

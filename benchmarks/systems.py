@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -12,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from kvtiers.tools.model import default_cache
 from kvtiers.tools.server import VllmServer
 from redis import Redis
 
@@ -52,6 +54,13 @@ class Engine:
 
 
 @contextmanager
+def new_folder() -> Iterator[Path]:
+    """For a filesystem tier: beside the models, on the disk where one lies by default."""
+    with tempfile.TemporaryDirectory(prefix="bench-", dir=default_cache().parent) as name:
+        yield Path(name)
+
+
+@contextmanager
 def serve(
     engine: Engine,
     system: str,
@@ -72,6 +81,7 @@ def serve(
         connector |= _CONNECTORS[system](where, arena_bytes)
         arguments += ["--kv-transfer-config", json.dumps(connector)]
     environment = {**_environment(engine), **(variables or {})}
+    log.parent.mkdir(parents=True, exist_ok=True)
     try:
         with VllmServer(str(engine.model), log, arguments, environment) as server:
             yield server

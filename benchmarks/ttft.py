@@ -9,19 +9,16 @@ that whatever else the machine does meanwhile meets both.
 from __future__ import annotations
 
 import argparse
-import signal
 import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from kvtiers.tools.model import ModelError, default_cache, smollm2_path
-from kvtiers.tools.redis_server import RedisServerError
-from kvtiers.tools.server import ServerError
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks import command
 from benchmarks.record import (
     OURS,
     RIVAL,
@@ -43,34 +40,25 @@ _SCENARIOS = {"single": single, "load": load, "load-redis": load_redis}
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run it. 1 if a server failed."""
-    options = _parser().parse_args(argv)
-    progress = Console(stderr=True, highlight=False)
-    # By default the signal ends Python at once, and leaves the servers running.
-    signal.signal(signal.SIGTERM, lambda _number, _frame: sys.exit(143))
-    try:
-        model = options.model or smollm2_path()
-        record = Record(describe(model.name, options.dtype, BLOCK, rest=BLOCK // 2))
-        with tempfile.TemporaryDirectory() as folder:
-            log = options.log or Path(folder) / "vllm.log"
-            for sample in _measure(options, model, log, progress):
-                record.samples.append(sample)
-                # A run is long: what it has measured outlives an interruption.
-                if options.json:
-                    record.save(options.json)
-    except (ModelError, RedisServerError, ServerError) as error:
-        progress.print(str(error), markup=False)
-        return 1
+    return command.run(_run, _parser().parse_args(argv))
+
+
+def _run(options: argparse.Namespace, progress: Console) -> None:
+    record = Record(describe(options.model.name, options.dtype, BLOCK, rest=BLOCK // 2))
+    with tempfile.TemporaryDirectory() as folder:
+        log = options.log or Path(folder) / "vllm.log"
+        for sample in _measure(options, log, progress):
+            record.samples.append(sample)
+            # A run is long: what it has measured outlives an interruption.
+            if options.json:
+                record.save(options.json)
     for grid in tables(record):
         Console().print(grid)
-    return 0
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.ttft", description=__doc__)
+    parser = command.parser("ttft", __doc__, log="FILE")
     add = parser.add_argument
-    add("--json", metavar="FILE", type=Path, help="write what was measured there")
-    add("--model", metavar="PATH", type=Path, help="a model folder (default: SmolLM2-135M)")
-    add("--dtype", choices=("bfloat16", "float32"), default="bfloat16")
     add("--turns", type=int, default=3, help="of each system (default: 3)")
     add("--systems", nargs="+", choices=(OURS, RIVAL), default=[OURS, RIVAL])
     add("--scenarios", nargs="+", choices=list(_SCENARIOS), default=list(_SCENARIOS))
@@ -78,7 +66,6 @@ def _parser() -> argparse.ArgumentParser:
     add("--tokens", type=_blocks, nargs="+", default=[1024, 4096], help="single: their lengths")
     add("--concurrency", type=int, default=16, help="load: requests in flight (default: 16)")
     add("--load-tokens", type=_blocks, default=2048, help="load: their length (default: 2048)")
-    add("--log", metavar="FILE", type=Path, help="keep the servers' output there")
     return parser
 
 
@@ -89,9 +76,7 @@ def _blocks(text: str) -> int:
     return tokens
 
 
-def _measure(
-    options: argparse.Namespace, model: Path, log: Path, progress: Console
-) -> Iterator[Sample]:
+def _measure(options: argparse.Namespace, log: Path, progress: Console) -> Iterator[Sample]:
     plan = Plan(
         options.tokens,
         options.prompts,
@@ -100,9 +85,7 @@ def _measure(
         rest=BLOCK // 2,
         seed=time.time_ns(),
     )
-    engine = Engine(model, options.dtype, plan.gpu_tokens)
-    # Beside the models: the disk where the filesystem tier lies by default.
-    parent = default_cache().parent
+    engine = Engine(options.model, options.dtype, plan.gpu_tokens)
     rounds = [
         (number, scenario, system)
         for number in range(options.turns)
@@ -116,7 +99,7 @@ def _measure(
             line = f"{time.monotonic() - begin:6.0f} s  {head}: {text}"
             progress.print(line, markup=False, soft_wrap=True)
 
-        turn = Turn(engine, plan, system, number, parent, log, say)
+        turn = Turn(engine, plan, system, number, log, say)
         yield from _SCENARIOS[scenario](turn)
 
 

@@ -12,22 +12,20 @@ About 4 minutes on two cores with the default of 100 pairs.
 from __future__ import annotations
 
 import argparse
-import signal
 import sys
-import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
 from kvtiers.tools.measure import ask, complete, prompts
-from kvtiers.tools.model import ModelError, default_cache, smollm2_path
 from kvtiers.tools.server import ServerError, VllmServer
 from rich.console import Console
 
+from benchmarks import command
 from benchmarks.paired import Interval, Load, PairedRecord
 from benchmarks.record import OURS, UNVERIFIED, describe
-from benchmarks.systems import BLOCK, Engine, drain, serve
+from benchmarks.systems import BLOCK, Engine, drain, new_folder, serve
 
 BOUND = 0.05
 """How much of the time to the first token it may add at most."""
@@ -40,42 +38,30 @@ _WARM_UPS = 2 * _PROMPTS
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run it. 1 if a server failed."""
-    options = _parser().parse_args(argv)
-    progress = Console(stderr=True, highlight=False)
-    # By default the signal ends Python at once, and leaves the servers running.
-    signal.signal(signal.SIGTERM, lambda _number, _frame: sys.exit(143))
-    try:
-        model = options.model or smollm2_path()
-        record = PairedRecord(describe(model.name, options.dtype, BLOCK, rest=_REST))
-        record.loads += _measure(options, model, progress)
-        if options.json:
-            record.save(options.json)
-    except (ModelError, ServerError) as error:
-        progress.print(str(error), markup=False)
-        return 1
+    return command.run(_run, _parser().parse_args(argv))
+
+
+def _run(options: argparse.Namespace, progress: Console) -> None:
+    record = PairedRecord(describe(options.model.name, options.dtype, BLOCK, rest=_REST))
+    record.loads += _measure(options, progress)
+    if options.json:
+        record.save(options.json)
     Console().print(told(record), soft_wrap=True)
-    return 0
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.verification", description=__doc__)
+    parser = command.parser("verification", __doc__)
     add = parser.add_argument
-    add("--json", metavar="FILE", type=Path, help="write what was measured there")
-    add("--model", metavar="PATH", type=Path, help="a model folder (default: SmolLM2-135M)")
-    add("--dtype", choices=("bfloat16", "float32"), default="bfloat16")
     add("--pairs", type=int, default=100, help="requests to each server (default: 100)")
     add("--tokens", type=int, default=4096, help="read for each request (default: 4096)")
-    add("--log", metavar="FOLDER", type=Path, help="keep the servers' output there")
     return parser
 
 
-def _measure(options: argparse.Namespace, model: Path, progress: Console) -> Iterator[Load]:
+def _measure(options: argparse.Namespace, progress: Console) -> Iterator[Load]:
     with ExitStack() as stack:
-        # Beside the models: the disk where the filesystem tier lies by default.
-        place = tempfile.TemporaryDirectory(prefix="bench-", dir=default_cache().parent)
-        folder = Path(stack.enter_context(place))
+        folder = stack.enter_context(new_folder())
         progress.print("starting vLLM")
-        servers = _servers(stack, options, model, folder)
+        servers = _servers(stack, options, folder)
         first = servers[OURS]
         asked = prompts(first, _PROMPTS, options.tokens + _REST, seed=time.time_ns())
         progress.print("storing the prompts")
@@ -93,13 +79,12 @@ def _measure(options: argparse.Namespace, model: Path, progress: Console) -> Ite
 
 
 def _servers(
-    stack: ExitStack, options: argparse.Namespace, model: Path, folder: Path
+    stack: ExitStack, options: argparse.Namespace, folder: Path
 ) -> Mapping[str, VllmServer]:
     """Both of them, by system, with one tier below ``folder``."""
-    engine = Engine(model, options.dtype, 2 * (options.tokens + BLOCK))
+    engine = Engine(options.model, options.dtype, 2 * (options.tokens + BLOCK))
     arena_chunks = _PROMPTS_HELD * options.tokens // BLOCK
     logs = options.log or folder
-    logs.mkdir(parents=True, exist_ok=True)
     return {
         name: stack.enter_context(
             serve(engine, name, folder / "tier", arena_chunks, logs / f"{name}.log")

@@ -2,15 +2,17 @@
 
 import json
 import random
+import signal
 import sys
 from pathlib import Path
 
 import pytest
+from kvtiers.tools.server import ServerError
 
 ROOT = Path(__file__).parent.parent.parent
 sys.path.insert(0, str(ROOT))
 
-from benchmarks import directory, overhead, report, verification  # noqa: E402 - found above
+from benchmarks import command, directory, overhead, report, verification  # noqa: E402 - found above
 from benchmarks.paired import Interval, Load, PairedRecord, geometric_mean  # noqa: E402
 from benchmarks.record import (  # noqa: E402
     OURS,
@@ -221,3 +223,17 @@ def test_the_directorys_benchmark_sees_each_phase_and_what_a_chunk_takes(tmp_pat
     assert seen == [("lru", phase) for phase in ("adopt", "known", "reset", "insert")]
     [used] = record["memory"]
     assert used["total"] > used["policys_share"] > 0
+
+
+def test_a_server_that_fails_ends_a_benchmark_with_its_reason(capsys):
+    def benchmark(options, progress):
+        progress.print(f"{options.model} in {options.dtype}")
+        raise ServerError("It did not start [yet].")
+
+    given = command.parser("some", "A text.").parse_args(["--model", "a-model"])
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        assert command.run(benchmark, given) == 1
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert capsys.readouterr().err == "a-model in bfloat16\nIt did not start [yet].\n"
