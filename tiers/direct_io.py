@@ -18,6 +18,7 @@ from pathlib import Path
 
 from kvtiers.tiers.base import ALIGNMENT
 from kvtiers.tiers.buffers import aligned_buffer
+from kvtiers.tiers.fs_files import FULL
 
 # Absent on macOS.
 _O_DIRECT = getattr(os, "O_DIRECT", 0)
@@ -132,6 +133,6 @@ def direct_works(folder: Path) -> bool:
             )
         except OSError as error:
             # The file system took the transfer, and found no room for it.
-            return error.errno in (errno.ENOSPC, errno.EDQUOT)
+            return error.errno in FULL
         finally:
             os.close(descriptor)

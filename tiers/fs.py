@@ -26,6 +26,7 @@ from kvtiers.tiers.base import (
 )
 from kvtiers.tiers.direct_io import opened, transfer_in, transfer_out
 from kvtiers.tiers.fs_config import MAX_BLOCK_SIZE, FsConfig
+from kvtiers.tiers.fs_files import FULL
 from kvtiers.tiers.fs_layout import (
     Layout,
     Place,
@@ -52,7 +53,6 @@ _BUFFER = 1 << 20
 _GONE = frozenset({errno.ENOENT, errno.ESTALE})
 # A folder, link, FIFO or socket lies where the chunk should.
 _NOT_A_FILE = frozenset({errno.EISDIR, errno.ELOOP, errno.ESPIPE, errno.ENXIO})
-_FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 _FORBIDDEN = frozenset({errno.EACCES, errno.EPERM})
 # What a bad sector gives, and for a while a mount in trouble.
 _UNREADABLE = frozenset({errno.EIO, errno.EBADMSG})
@@ -416,7 +416,7 @@ class FsTier(AtRestTier):
 
     def _not_written(self, error: OSError) -> WriteOutcome:
         self._log_error("write", error)
-        if error.errno not in _FULL:
+        if error.errno not in FULL:
             return WriteOutcome.FAILED
         if self._keeping is not None:
             self._keeping.member.short_of(self._file_bytes)

@@ -14,6 +14,9 @@ import stat
 from collections.abc import Iterator
 from typing import BinaryIO
 
+FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
+"""Errors of a file system without room, for anybody or for this user."""
+
 # Of a link, and of a socket.
 _NO_FILE = frozenset({errno.ELOOP, errno.ENXIO})
 _READ = os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC

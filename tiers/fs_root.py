@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import logging
 import os
 import stat
@@ -13,11 +12,10 @@ from typing import Literal
 
 from kvtiers.tiers.base import TierConfigError
 from kvtiers.tiers.direct_io import direct_works
+from kvtiers.tiers.fs_files import FULL
 from kvtiers.tiers.fs_layout import hash_of, is_chunk_folder, private_folder
 
 logger = logging.getLogger(__name__)
-
-_FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 
 
 def check_block_size(block_size: int, payload_bytes: int) -> None:
@@ -76,7 +74,7 @@ def choose_direct(wanted: bool | Literal["auto"], base: str) -> bool:
     try:
         works = direct_works(Path(base))
     except OSError as error:
-        if error.errno not in _FULL:
+        if error.errno not in FULL:
             raise
         # No inode for a trial. Each file that refuses O_DIRECT later is done without.
         works = True
@@ -97,7 +95,7 @@ def _free_after_trial(root: Path, base: str) -> int | None:
             pass
     except OSError as error:
         # Out of inodes or quota, which the free bytes do not show.
-        if error.errno in _FULL:
+        if error.errno in FULL:
             return 0
         raise
     return _free_bytes(base)

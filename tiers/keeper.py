@@ -19,7 +19,6 @@ finds gone) and fence writers (who begin anew).
 
 from __future__ import annotations
 
-import errno
 import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -27,6 +26,7 @@ from dataclasses import dataclass, replace
 from kvtiers.policies import Policy, TierInfo
 from kvtiers.tiers import keeper_listing, keeper_snapshot
 from kvtiers.tiers.base import Usage
+from kvtiers.tiers.fs_files import FULL
 from kvtiers.tiers.fs_layout import Layout
 from kvtiers.tiers.keeper_chunks import KeptChunks
 from kvtiers.tiers.keeper_ledger import KeeperLedger
@@ -36,7 +36,6 @@ from kvtiers.tiers.lease import SNAPSHOT, Beat, Inherited, Lease, LeaseView
 from kvtiers.tiers.pace import Pace
 
 BEAT_SECONDS = 4.0
-_FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 _LISTING_SECONDS = 24 * 3600.0
 _SWEEP_SECONDS = 3600.0
 # Snapshots are written after so much log, or after a quarter of their own length if
@@ -260,7 +259,7 @@ class Keeper:
         try:
             self._publish()
         except OSError as error:
-            if error.errno not in _FULL:
+            if error.errno not in FULL:
                 raise
             # Room for it is made below.
         self._lease.forget_earlier()

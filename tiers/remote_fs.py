@@ -29,6 +29,7 @@ from kvtiers.tiers.base import (
     Usage,
     WriteOutcome,
 )
+from kvtiers.tiers.fs_files import FULL
 from kvtiers.tiers.fs_layout import TEMPORARY
 from kvtiers.tiers.fs_namespace import MOST_BYTES, NamespaceBook
 from kvtiers.tiers.fs_quarantine import Stuck
@@ -41,8 +42,6 @@ from kvtiers.tiers.remote_scan import Scanner
 from kvtiers.tiers.remote_store import Store
 
 T = TypeVar("T")
-
-_FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 
 
 class RemoteFsTier(AtRestTier):
@@ -214,7 +213,7 @@ class RemoteFsTier(AtRestTier):
                 return self._store_chunk(key, payload)
         except OSError as error:
             self._log_error("write", error)
-            return WriteOutcome.REFUSED if error.errno in _FULL else WriteOutcome.FAILED
+            return WriteOutcome.REFUSED if error.errno in FULL else WriteOutcome.FAILED
 
     def _store_chunk(self, key: ChunkKey, payload: memoryview) -> WriteOutcome:
         path = self._path(key)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import errno
 import os
 import pwd
 import sys
@@ -22,6 +21,7 @@ from kvtiers.tiers import keeper_listing
 from kvtiers.tiers.base import TierConfig
 from kvtiers.tiers.file_option import at_home
 from kvtiers.tiers.fs import FsTier
+from kvtiers.tiers.fs_files import FULL
 from kvtiers.tiers.fs_layout import Layout, refuse_link
 from kvtiers.tiers.keeper import Keeper, Terms
 from kvtiers.tiers.lease import PATIENCE, Beat, Inherited, Lease, LeaseLostError, Seen
@@ -32,7 +32,6 @@ from kvtiers.tools.places import PlaceError, layout_of, printable, what_to_do
 
 _LOOK_SECONDS = 0.5
 _DEFAULT_POLICY = "lru"
-_FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 _LACKS_ROOM = " Give a smaller --capacity, or free some space: the bound has room for all chunks."
 _T = TypeVar("_T")
 
@@ -100,7 +99,7 @@ def run(arguments: argparse.Namespace) -> int:
                 text = _collected(root, arguments)
             except OSError as error:
                 told = f"{root.path} could not be collected: {what_to_do(error)}"
-                told += _LACKS_ROOM if error.errno in _FULL else ""
+                told += _LACKS_ROOM if error.errno in FULL else ""
                 print(f"kvtiers: {told}", file=sys.stderr)
                 status = 1
             else:
@@ -166,7 +165,7 @@ class _Room:
         try:
             return action()
         except OSError as error:
-            if error.errno not in _FULL:
+            if error.errno not in FULL:
                 raise
             evicted = self._onlooker().make_room()
             if not evicted:
