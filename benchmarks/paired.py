@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from benchmarks.record import Setup
+from benchmarks.record import Setup, write
 
 _RESAMPLES = 10_000
 _CONFIDENCE = 0.95
@@ -83,10 +83,7 @@ class PairedRecord:
             }
             for load in self.loads
         ]
-        lines = ",\n  ".join(map(json.dumps, rounded))
-        setup = json.dumps(asdict(self.setup))
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(f'{{"setup": {setup},\n "loads": [\n  {lines}\n]}}\n')
+        write(path, self.setup, "loads", rounded)
 
     @classmethod
     def load(cls, path: Path) -> PairedRecord:

@@ -8,7 +8,7 @@ import math
 import os
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -67,6 +67,26 @@ def _cpu_model() -> str:
     return "unknown"
 
 
+def write(path: Path, setup: Setup, name: str, rows: Iterable[object], **facts: object) -> None:
+    """Write a run as JSON: its setup, further facts, and a line for each of its rows.
+
+    Args:
+        path: of the file; its folder is made.
+        setup: where and how it was measured.
+        name: what the rows are called.
+        rows: values of JSON.
+        facts: the same, by name.
+
+    """
+    head = "".join(
+        f'"{key}": {json.dumps(value)},\n '
+        for key, value in {"setup": asdict(setup), **facts}.items()
+    )
+    lines = ",\n  ".join(map(json.dumps, rows))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(f'{{{head}"{name}": [\n  {lines}\n]}}\n')
+
+
 @dataclass(frozen=True)
 class Sample:
     """One step of one turn of one system.
@@ -112,10 +132,7 @@ class Record:
             {**asdict(sample), "ttft_s": [round(seconds, 4) for seconds in sample.ttft_s]}
             for sample in self.samples
         ]
-        lines = ",\n  ".join(json.dumps(sample) for sample in rounded)
-        setup = json.dumps(asdict(self.setup))
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(f'{{"setup": {setup},\n "samples": [\n  {lines}\n]}}\n')
+        write(path, self.setup, "samples", rounded)
 
     @classmethod
     def load(cls, path: Path) -> Record:

@@ -28,7 +28,7 @@ from rich.console import Console
 
 from benchmarks import command
 from benchmarks.paired import geometric_mean
-from benchmarks.record import PLAIN, SLOWED, Setup, describe
+from benchmarks.record import PLAIN, SLOWED, Setup, describe, write
 from benchmarks.slowed import DELAY_VARIABLE
 from benchmarks.systems import BLOCK, Engine, drain, new_folder, serve
 
@@ -77,12 +77,7 @@ class Result:
             asdict(pair) | {"plain_s": round(pair.plain_s, 4), "ours_s": round(pair.ours_s, 4)}
             for pair in self.pairs
         ]
-        lines = ",\n  ".join(map(json.dumps, rounded))
-        setup = json.dumps(asdict(self.setup))
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(
-            f'{{"setup": {setup},\n "tokens": {self.tokens},\n "pairs": [\n  {lines}\n]}}\n'
-        )
+        write(path, self.setup, "pairs", rounded, tokens=self.tokens)
 
     @classmethod
     def load(cls, path: Path) -> Result:
