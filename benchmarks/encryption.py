@@ -14,7 +14,6 @@ import os
 import statistics
 import tempfile
 import time
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -37,27 +36,25 @@ class Side:
 
     def round(self, keys: list[ChunkKey], buffers: list[memoryview], threads: int) -> None:
         """Write all chunks, read them all, and remove them."""
-        write, read, stored, hit = self.tier.write, self.tier.read, WriteOutcome, ReadOutcome
-        self._timed("write", threads, lambda n: write([keys[n]], [buffers[n]]) == [stored.STORED])
-        self._timed("read", threads, lambda n: read([keys[n]], [buffers[n]]) == [hit.HIT])
+        each = [[key] for key in keys], [[buffer] for buffer in buffers]
+        for what, call, good in (
+            ("write", self.tier.write, WriteOutcome.STORED),
+            ("read", self.tier.read, ReadOutcome.HIT),
+        ):
+            with ThreadPoolExecutor(threads) as pool:
+                # Threads are made before the clock starts.
+                list(pool.map(lambda _: time.sleep(0.01), range(threads)))
+                begin = time.perf_counter()
+                done = list(pool.map(call, *each))
+                took = time.perf_counter() - begin
+            assert done == [[good]] * len(keys)
+            self.seconds.setdefault((what, threads), []).append(took)
         assert self.tier.remove(keys) == len(keys)
-
-    def _timed(self, what: str, threads: int, call: Callable[[int], bool]) -> None:
-        with ThreadPoolExecutor(threads) as pool:
-            # Threads and their scratch memory are made before the clock starts.
-            list(pool.map(lambda _: time.sleep(0.01), range(threads)))
-            begin = time.perf_counter()
-            assert all(pool.map(call, range(self.chunks)))
-            took = time.perf_counter() - begin
-        self.seconds.setdefault((what, threads), []).append(took)
-
-    chunks = 0
 
 
 def main() -> None:
     options = _parser().parse_args()
     nbytes = options.mib << 20
-    Side.chunks = options.chunks
     chunks = [ChunkKey(HERE, n.to_bytes(4, "big") * 8) for n in range(options.chunks)]
     buffers = [aligned_buffer(nbytes) for _ in chunks]
     for buffer in buffers:
