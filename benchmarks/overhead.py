@@ -186,9 +186,9 @@ class Figures:
 
 
 def figures(record: PairedRecord) -> Iterator[Figures]:
-    """Throughput, P99 time to first token and CPU time of each system."""
+    """Throughput, P99 time to first token and CPU time of each system that has a pair."""
     for system in (MISSES, AWAY):
-        if record.of(system):
+        if record.of(system).keys() & record.of(PLAIN).keys():
             yield Figures(
                 system,
                 record.ratio(system, PLAIN, lambda load: load.throughput),

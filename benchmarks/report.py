@@ -12,13 +12,24 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from benchmarks import overhead, verification
 from benchmarks.paired import PairedRecord
-from benchmarks.record import OURS, RIVAL, Record, Setup, Spread, median, p99, pressures, rows
+from benchmarks.record import (
+    OURS,
+    PLAIN,
+    RIVAL,
+    Record,
+    Setup,
+    Spread,
+    median,
+    p99,
+    pressures,
+    rows,
+)
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
@@ -46,15 +57,10 @@ _SYSTEMS = {
 def section(results: Path = RESULTS) -> str:
     """The text between the markers, from the files in ``results``."""
     parts: list[str] = []
-    ttft, demo = results / "ttft.json", results / "demo.json"
-    if ttft.exists():
-        parts += _comparison(Record.load(ttft))
-    if (results / "overhead.json").exists():
-        parts += _overhead(PairedRecord.load(results / "overhead.json"))
-    if (results / "verification.json").exists():
-        parts += _verification(PairedRecord.load(results / "verification.json"))
-    if demo.exists():
-        parts += _demo(json.loads(demo.read_text()))
+    for name, told in _TOLD.items():
+        file = results / name
+        if file.exists():
+            parts += told(file)
     return "\n\n".join(parts)
 
 
@@ -131,7 +137,10 @@ def _together(record: Record) -> Iterator[Sequence[str]]:
 
 
 def _overhead(record: PairedRecord) -> Iterator[str]:
-    loads = record.of(overhead.PLAIN)
+    found = list(overhead.figures(record))
+    if not found:
+        return
+    loads = record.of(PLAIN)
     requests = len(next(iter(loads.values())).ttft_s)
     yield (
         "**Where kvtiers can't help.** With it over without it, the same server and the same "
@@ -141,14 +150,14 @@ def _overhead(record: PairedRecord) -> Iterator[str]:
     )
     lines = [
         (
-            _SYSTEMS[found.system],
-            str(found.throughput),
-            found.throughput.within(1 - overhead.BOUND, above=True),
-            str(found.ttft),
-            found.ttft.within(1 + overhead.BOUND, above=False),
-            str(found.cpu),
+            _SYSTEMS[one.system],
+            str(one.throughput),
+            one.throughput.within(1 - overhead.BOUND, above=True),
+            str(one.ttft),
+            one.ttft.within(1 + overhead.BOUND, above=False),
+            str(one.cpu),
         )
-        for found in overhead.figures(record)
+        for one in found
     ]
     heads = ("with", "throughput", "bound", "P99 time to first token", "bound", "CPU time")
     yield _table(heads, lines)
@@ -222,6 +231,14 @@ def _table(heads: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
     aligned = ["---:" if re.match(r"[\d.]", cell) else "---" for cell in next(iter(lines))]
     rendered = [heads, aligned, *lines]
     return "\n".join("| " + " | ".join(line) + " |" for line in rendered)
+
+
+_TOLD: dict[str, Callable[[Path], Iterator[str]]] = {
+    "ttft.json": lambda file: _comparison(Record.load(file)),
+    "overhead.json": lambda file: _overhead(PairedRecord.load(file)),
+    "verification.json": lambda file: _verification(PairedRecord.load(file)),
+    "demo.json": lambda file: _demo(json.loads(file.read_text())),
+}
 
 
 def main() -> int:

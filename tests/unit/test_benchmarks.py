@@ -196,6 +196,14 @@ def test_pairs_survive_their_file_and_stand_in_the_report(tmp_path):
     assert "1.030 (1.030 to 1.030)" in text
 
 
+def test_what_was_not_measured_is_left_out(tmp_path):
+    assert report.section(tmp_path) == ""
+    # A run that was cut off before its first pair was whole.
+    loads = [load for load in _pairs(overhead.AWAY, PLAIN, [1.0]) if load.system != PLAIN]
+    PairedRecord(SETUP, loads).save(tmp_path / "overhead.json")
+    assert report.section(tmp_path) == ""
+
+
 def test_a_small_arena_is_compared_turn_by_turn_with_one_that_holds_all(tmp_path):
     samples = [
         _sample(OURS, turn, [seconds] * 2, "load", step)
