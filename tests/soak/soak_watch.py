@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import os
 import re
 import time
@@ -12,7 +13,9 @@ from pathlib import Path
 
 import processes
 from kvtiers.tools.measure import tier_figure
+from kvtiers.tools.server import ServerError
 from soak_fleet import ROOT_BYTES, Replica, Scene
+from soak_load import LIMIT
 
 COUNTS = (
     *("hits", "misses", "bytes_read", "bytes_written", "failures", "timeouts", "corrupt"),
@@ -93,7 +96,7 @@ class Watch:
             if replica.died():
                 problems.append(f"replica {replica.name} is dead")
             elif replica.up:
-                problems += (f"replica {replica.name}: {p}" for p in self._of(replica))
+                problems += _asked(replica, self._of)
         return [*problems, *self._of_folder()]
 
     def _of(self, replica: Replica) -> Iterator[str]:
@@ -132,21 +135,33 @@ class Watch:
 
     def recovered(self) -> list[str]:
         """Tiers that are still left alone, though nothing has been wrong with them for a while."""
-        left = []
-        for replica in self._scene.replicas:
-            for tier in ("redis", "fs"):
-
-                def state(text: str, tier: str = tier) -> float:
-                    return tier_figure(text, "breaker_state", tier) or 0
-
-                if _settled(replica, state):
-                    left.append(f"replica {replica.name} still leaves {tier} alone")
-        return left
+        up = [replica for replica in self._scene.replicas if replica.up]
+        return [problem for replica in up for problem in _asked(replica, _left_alone)]
 
 
 def abandoned(before: set[str]) -> list[str]:
     """Shared memory of ours that nobody uses any more."""
     return [f"left in /dev/shm: {kind}" for kind in processes.abandoned_since(before)]
+
+
+def _asked(replica: Replica, questions: Callable[[Replica], Iterator[str]]) -> list[str]:
+    """What is wrong, be it that it does not answer: that is no reason to lose the report."""
+    problems: list[str] = []
+    try:
+        problems.extend(questions(replica))
+    except (ServerError, OSError, http.client.HTTPException) as error:
+        problems.append(f"does not answer: {error!r}")
+    return [f"replica {replica.name}: {problem}" for problem in problems]
+
+
+def _left_alone(replica: Replica) -> Iterator[str]:
+    for tier in ("redis", "fs"):
+
+        def state(text: str, tier: str = tier) -> float:
+            return tier_figure(text, "breaker_state", tier) or 0
+
+        if _settled(replica, state):
+            yield f"still leaves {tier} alone"
 
 
 def _settled(replica: Replica, figure: Callable[[str], float]) -> float:
@@ -155,7 +170,7 @@ def _settled(replica: Replica, figure: Callable[[str], float]) -> float:
     while True:
         # vLLM tells figures as it steps. Less than a block, so that it stores and finds nothing.
         body = {"model": replica.server.model, "prompt": [1, 2, 3], "max_tokens": 1}
-        replica.server.post("/v1/completions", body)
+        replica.server.post("/v1/completions", body, timeout=LIMIT)
         value = figure(replica.server.get("/metrics"))
         if not value or time.monotonic() > deadline:
             return value
