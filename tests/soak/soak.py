@@ -15,7 +15,6 @@ import argparse
 import contextlib
 import json
 import random
-import signal
 import statistics
 import subprocess
 import sys
@@ -34,12 +33,15 @@ import processes  # noqa: E402
 from soak_faults import KINDS, Record, Troublemaker  # noqa: E402
 from soak_fleet import Scene, scene  # noqa: E402
 from soak_load import Client, Gate, Question, Tally, universe  # noqa: E402
+from soak_progress import Progress, end_by_itself, say  # noqa: E402
 from soak_watch import Watch, abandoned  # noqa: E402
 
 LOOK_SECONDS = 90.0
 _CLIENTS = 6
 # A replica that is being started when the gate closes is waited for.
 _CLOSE_SECONDS = 400.0
+# For what comes before and after the load: starts of servers, waits for what was begun.
+_SPARE_SECONDS = 900.0
 _BAD = ("wrong", "hung", "failed")
 
 
@@ -97,12 +99,14 @@ class Soak:
         scene: what it runs on.
         questions: what is asked.
         seed: of all choices.
+        progress: told what goes on.
 
     """
 
     scene: Scene
     questions: Sequence[Question]
     seed: int
+    progress: Progress
     tally: Tally = field(default_factory=Tally)
     record: Record = field(default_factory=Record)
     problems: list[str] = field(default_factory=list)
@@ -110,6 +114,7 @@ class Soak:
     def __post_init__(self) -> None:
         self.watch = Watch(self.scene)
         self._load, self._trouble = Gate(), Gate()
+        self.progress.figures = self._figures
 
     def run(self, seconds: float) -> None:
         """Ask and spoil for so long, with a look now and then."""
@@ -120,19 +125,29 @@ class Soak:
         for thread in threads:
             thread.start()
         try:
-            end = time.monotonic() + seconds
-            while (left := end - time.monotonic()) > 0 and not self.problems:
-                time.sleep(min(LOOK_SECONDS, left))
-                self._look()
+            self._under_load(time.monotonic() + seconds)
             # Nothing goes wrong any more, and requests go on.
-            self._trouble.close(_CLOSE_SECONDS)
+            self._load.open()
+            self.progress.enters("waiting for the tiers to be used again")
             self.problems += self.watch.recovered()
         finally:
+            self.progress.enters("waiting for what is under way to end")
             # Also when it is interrupted: one that starts what was stopped would leave it behind.
             for gate in (self._trouble, self._load):
                 gate.end()
             for thread in threads:
                 thread.join()
+
+    def _under_load(self, end: float) -> None:
+        while True:
+            self.progress.enters("under load")
+            time.sleep(max(0.0, min(LOOK_SECONDS, end - time.monotonic())))
+            self._look()
+            # What a fault left behind, a replica that does not start, is a problem too.
+            if self.problems or self.record.problems or time.monotonic() >= end:
+                return
+            self._load.open()
+            self._trouble.open()
 
     def _client(self, number: int) -> Client:
         seed = self.seed * 1000 + number
@@ -140,16 +155,20 @@ class Soak:
 
     def _look(self) -> None:
         """Let all come to rest, and see what is left over."""
+        self.progress.enters("waiting for faults and requests to end")
+        # Both at once: a replica that starts gets nowhere while the other has all the load.
+        for gate in (self._trouble, self._load):
+            gate.shut()
         for gate, who in ((self._trouble, "faults"), (self._load, "requests")):
             if not gate.close(_CLOSE_SECONDS):
                 self.problems.append(f"{who} did not come to an end")
+        self.progress.enters("looking for what is left over")
         self.problems += self.watch.look()
-        say(
-            f"{sum(self.tally.counts.values())} requests, {sum(self.record.counts.values())} faults"
-        )
-        if not self.problems:
-            self._load.open()
-            self._trouble.open()
+
+    def _figures(self) -> str:
+        requests, faults = sum(self.tally.counts.values()), sum(self.record.counts.values())
+        doing = ", ".join(list(self.record.under_way.values())) or "none"
+        return f"{requests} requests, {faults} faults, under way: {doing}"
 
     def report(self, minutes: float, left: Sequence[str]) -> Report:
         """After the end.
@@ -189,29 +208,31 @@ def main() -> int:
     parser.add_argument("--json", metavar="FILE", type=Path, help="also write the report there")
     parser.add_argument("--keep", action="store_true", help="keep the servers' logs")
     arguments = parser.parse_args()
-    # What stops a job stops the servers, and takes the mount away.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    progress = Progress()
+    progress.start()
+    end_by_itself(progress, 60 * arguments.minutes + _SPARE_SECONDS)
     say(f"seed {arguments.seed}")
     with _folder(arguments.keep) as folder:
-        report = soak(folder, arguments.minutes, arguments.seed)
+        report = soak(folder, arguments.minutes, arguments.seed, progress)
     print(report.text())
     if arguments.json:
         arguments.json.write_text(json.dumps(asdict(report), indent=2) + "\n")
     return 1 if report.problems else 0
 
 
-def soak(folder: Path, minutes: float, seed: int) -> Report:
+def soak(folder: Path, minutes: float, seed: int, progress: Progress) -> Report:
     """Prepare, run, and see what is left."""
     before = processes.shared_memory()
     model = folder / "model"
+    progress.enters("answering without a cache")
     questions = _questions(model, folder, seed)
-    say(f"{len(questions)} prompts answered without a cache; starting the servers")
-    begun = 0.0
+    progress.enters(f"starting the servers for {len(questions)} prompts")
     with scene(model, folder) as made:
-        running = Soak(made, questions, seed)
+        running = Soak(made, questions, seed, progress)
         begun = time.monotonic()
         running.run(60 * minutes)
         took = (time.monotonic() - begun) / 60
+        progress.enters("stopping the servers")
     return running.report(took, abandoned(before))
 
 
@@ -230,14 +251,13 @@ def _questions(model: Path, folder: Path, seed: int) -> list[Question]:
 
 @contextlib.contextmanager
 def _folder(keep: bool) -> Iterator[Path]:
-    made = tempfile.mkdtemp(prefix="kvtiers-soak-")
     if keep:
+        made = tempfile.mkdtemp(prefix="kvtiers-soak-")
         say(f"the servers' logs: {made}/A/vllm.log, {made}/B/vllm.log")
         yield Path(made)
         return
-    with tempfile.TemporaryDirectory(dir=made) as inner:
-        yield Path(inner)
-    Path(made).rmdir()
+    with tempfile.TemporaryDirectory(prefix="kvtiers-soak-") as made:
+        yield Path(made)
 
 
 def _spread(seconds: Sequence[float]) -> dict[str, float]:
@@ -254,11 +274,6 @@ def _spread(seconds: Sequence[float]) -> dict[str, float]:
 
 def _listed(figures: dict[str, Any]) -> str:
     return ", ".join(f"{name} {value}" for name, value in figures.items())
-
-
-def say(text: str) -> None:
-    """Progress, to who watches."""
-    print(f"{time.strftime('%H:%M:%S')} {text}", file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

@@ -239,9 +239,18 @@ KINDS: dict[str, Sequence[tuple[Fault, int]]] = {
 
 @dataclass
 class Record:
-    """What went wrong on purpose, and what should not have."""
+    """What went wrong on purpose, and what should not have.
+
+    Attributes:
+        counts: how often each fault happened.
+        under_way: what each kind is doing now, or undoing.
+        impossible: faults that this machine does not let happen.
+        problems: of faults that could not be done or undone.
+
+    """
 
     counts: Counter[str] = field(default_factory=Counter)
+    under_way: dict[str, str] = field(default_factory=dict)
     impossible: set[str] = field(default_factory=set)
     problems: list[str] = field(default_factory=list)
 
@@ -261,6 +270,7 @@ class Troublemaker(threading.Thread):
     def __init__(self, kind: str, seed: int, scene: Scene, gate: Gate, record: Record) -> None:
         super().__init__(name=f"trouble-{kind}", daemon=True)
         self._choose = random.Random(f"{seed}/{kind}")
+        self._kind = kind
         self._faults = KINDS[kind]
         self._scene = scene
         self._gate = gate
@@ -276,6 +286,7 @@ class Troublemaker(threading.Thread):
                     self._once(self._choose.choices(faults, weights)[0])
 
     def _once(self, fault: Fault) -> None:
+        self._record.under_way[self._kind] = fault.__name__
         try:
             with fault(self._scene, self._choose):
                 self._record.counts[fault.__name__] += 1
@@ -284,3 +295,5 @@ class Troublemaker(threading.Thread):
             self._record.impossible.add(fault.__name__)
         except Exception as error:
             self._record.problems.append(f"{fault.__name__}: {error!r}")
+        finally:
+            del self._record.under_way[self._kind]

@@ -21,6 +21,7 @@ TOKENS = 16
 LIMIT = 60.0
 """Seconds that a request may take, with everything else that this machine does."""
 _ABORTED = 0.1
+_PAUSE = 0.05
 _SHOWN = 5
 _HEADS, _TAILS = 24, 6
 _SHORT = 16
@@ -103,10 +104,15 @@ class Gate:
                 self._inside -= 1
                 self._changed.notify_all()
 
-    def close(self, seconds: float) -> bool:
-        """Whether nobody is in a round any more, within so many seconds."""
+    def shut(self) -> None:
+        """Let no rounds begin."""
         with self._changed:
             self._open = False
+
+    def close(self, seconds: float) -> bool:
+        """Whether nobody is in a round any more, within so many seconds."""
+        self.shut()
+        with self._changed:
             return self._changed.wait_for(lambda: not self._inside, seconds)
 
     def open(self) -> None:
@@ -158,7 +164,7 @@ class Client(threading.Thread):
     def _once(self) -> None:
         up = [replica for replica in self._replicas if replica.up]
         if not up or self._gate.ended:
-            time.sleep(0.05)
+            time.sleep(_PAUSE)
             return
         # Some prompts are asked far more often than others, as in life.
         index = int(len(self._questions) * self._choose.random() ** 2)
@@ -174,6 +180,8 @@ class Client(threading.Thread):
             late = isinstance(error, TimeoutError)
             outcome = "lost with a killed replica" if went_down else "hung" if late else "failed"
             self._tally.count(outcome, "" if went_down else f"{replica.name}: {error!r}")
+            # A dead server refuses at once: asking on and on would take all of a core.
+            time.sleep(_PAUSE)
 
     def _ask(self, replica: Replica, question: Question) -> None:
         tokens = self._choose.choice([1, 1, 2, 4, TOKENS])
