@@ -172,9 +172,12 @@ class Lease:
                 limits[writer] = max(limit, limits.get(writer, 0))
             if os.path.exists(f"{sealed}/{SNAPSHOT}"):
                 newest = max(newest, number)
-        if newest:
-            os.rename(f"{self._of(newest)}{OVER}/{SNAPSHOT}", f"{self.folder}/{SNAPSHOT}")
-        return Inherited(limits, bool(newest))
+        snapshot = f"{self._of(newest)}{OVER}/{SNAPSHOT}"
+        # A folder in its place would be in the way of every later one.
+        found = os.path.isfile(snapshot)
+        if found:
+            os.rename(snapshot, f"{self.folder}/{SNAPSHOT}")
+        return Inherited(limits, found)
 
     def publish(self, beat: Beat) -> None:
         """Show this to everybody. Raises LeaseLostError, or OSError."""
