@@ -12,6 +12,7 @@ from typing import NoReturn, Protocol
 
 from kvtiers.connector.config_errors import ConfigError, did_you_mean
 from kvtiers.tools import collect, config_report, demo, keygen, listing, verify
+from kvtiers.tools.places import PlaceError
 
 
 class _Module(Protocol):
@@ -114,6 +115,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except ConfigError as error:
         for problem in error.problems:
             print(f"kvtiers: {problem}", file=sys.stderr)
+        return 2
+    except PlaceError as error:
+        print(f"kvtiers: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         return 130

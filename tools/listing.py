@@ -69,6 +69,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     Raises:
         ConfigError: what was written can't work.
+        PlaceError: a place can't be looked at.
 
     """
     shown: list[dict[str, Any]] = []
@@ -81,9 +82,6 @@ def run(arguments: argparse.Namespace) -> int:
             shown.append({"place": place.name, "namespaces": [_as_json(s) for s in summaries]})
             if not arguments.json:
                 _show(place, summaries)
-    except PlaceError as error:
-        print(f"kvtiers: {error}", file=sys.stderr)
-        return 2
     except BrokenPipeError:
         raise  # whoever read it has seen enough
     except OSError as error:

@@ -14,7 +14,7 @@ from kvtiers.tiers.examine import Verdict, examine
 from kvtiers.tiers.format import CODEC_NONE
 from kvtiers.tiers.sealing import Sealing
 from kvtiers.tools import opening
-from kvtiers.tools.places import NOTHING, Lying, Place, PlaceError, printable, what_to_do
+from kvtiers.tools.places import NOTHING, Lying, Place, printable, what_to_do
 from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn
 
@@ -71,19 +71,16 @@ def run(arguments: argparse.Namespace) -> int:
 
     Raises:
         ConfigError: what was written can't work.
+        PlaceError: a place can't be looked at.
 
     """
     reports = []
-    try:
-        for place, sealing in opening.places(arguments):
-            report = Report(place.name)
-            reports.append(report)
-            _verify(place, sealing, report, arguments)
-            if not arguments.json:
-                _tell(report)
-    except PlaceError as error:
-        print(f"kvtiers: {error}", file=sys.stderr)
-        return 2
+    for place, sealing in opening.places(arguments):
+        report = Report(place.name)
+        reports.append(report)
+        _verify(place, sealing, report, arguments)
+        if not arguments.json:
+            _tell(report)
     if arguments.json:
         print(json.dumps([_as_json(report) for report in reports], indent=2))
     return int(any(report.bad or report.failed for report in reports))
