@@ -25,6 +25,7 @@ from kvtiers.tiers.base import (
     WriteOutcome,
 )
 from kvtiers.tiers.direct_io import opened, transfer_in, transfer_out
+from kvtiers.tiers.fs_chunks import ChunkFiles
 from kvtiers.tiers.fs_config import MAX_BLOCK_SIZE, FsConfig
 from kvtiers.tiers.fs_files import FULL
 from kvtiers.tiers.fs_layout import (
@@ -37,7 +38,6 @@ from kvtiers.tiers.fs_layout import (
 )
 from kvtiers.tiers.fs_ledger import Ledger
 from kvtiers.tiers.fs_namespace import LocalFacts, NamespaceBook
-from kvtiers.tiers.fs_quarantine import Stuck, set_aside
 from kvtiers.tiers.fs_root import check_block_size, choose_direct, prepare_root
 from kvtiers.tiers.fs_scan import Scanner
 from kvtiers.tiers.keeper import Terms
@@ -118,7 +118,7 @@ class FsTier(AtRestTier):
         self._buffer = self._bytes_a_call()
         self._ledger = Ledger(config.capacity)
         self._namespaces = NamespaceBook(LocalFacts(self._layout))
-        self._stuck = Stuck()
+        self._files = ChunkFiles(self._ledger, self._log_error)
         self._keeping: RootKeeping | None = None
 
     def keep(
@@ -228,7 +228,7 @@ class FsTier(AtRestTier):
             with opened(place.path, os.O_RDONLY, direct=self._direct) as descriptor:
                 defect = self._fill(descriptor, key, payload)
                 if defect is None:
-                    self._stuck.discard(place.path)
+                    self._files.stuck.discard(place.path)
                     if self._keeping is None:
                         _touch(descriptor, stamp)
                     return ReadOutcome.HIT
@@ -236,7 +236,7 @@ class FsTier(AtRestTier):
                     self._log_foreign(place.path, defect)
                     return ReadOutcome.UNREADABLE
                 # While the descriptor is open nothing else can have its inode.
-                self._quarantine(place, os.fstat(descriptor))
+                self._files.quarantine(place, os.fstat(descriptor))
         except OSError as error:
             return self._not_read(place, error)
         self._log_once(defect, f"{place.path}: {defect.value}. It counts as a miss.")
@@ -254,7 +254,7 @@ class FsTier(AtRestTier):
             return ReadOutcome.MISS
         if error.errno in _NOT_A_FILE:
             self._log_once(error.errno, f"{place.path} is not a file. It counts as a miss.")
-            self._quarantine(place)
+            self._files.quarantine(place)
             return ReadOutcome.CORRUPT
         self._log_error("read", error)
         return ReadOutcome.CORRUPT if self._is_at_fault(place, error) else ReadOutcome.FAILED
@@ -265,10 +265,10 @@ class FsTier(AtRestTier):
         A file's error comes again, and leaves its folder working: a mount in
         trouble must not cost the chunks in it.
         """
-        again = place.path in self._stuck
-        self._stuck.add(place.path)
+        again = place.path in self._files.stuck
+        self._files.stuck.add(place.path)
         if error.errno in _FORBIDDEN or (again and error.errno in _UNREADABLE):
-            return self._quarantine(place)
+            return self._files.quarantine(place)
         return False
 
     # Writing --------------------------------------------------------------------
@@ -283,7 +283,7 @@ class FsTier(AtRestTier):
             if self._unreadable.must_leave(key) and os.access(place.path, os.F_OK):
                 return WriteOutcome.TAKEN
             if self._unreadable.may_replace(key):
-                self._stuck.add(place.path)
+                self._files.stuck.add(place.path)
                 self._unreadable.discard(key)
             if self._is_stored(place, stamp):
                 if self._keeping is not None:
@@ -324,7 +324,7 @@ class FsTier(AtRestTier):
 
     def _is_stored(self, place: Place, stamp: int) -> bool:
         """Whether the chunk is there; what can't be one is moved out of the way."""
-        if place.path in self._stuck:
+        if place.path in self._files.stuck:
             return False
         try:
             found = os.lstat(place.path)
@@ -334,7 +334,7 @@ class FsTier(AtRestTier):
             if self._keeping is None:
                 _touch(place.path, stamp)
             return True
-        self._quarantine(place, found)
+        self._files.quarantine(place, found)
         return False
 
     def _store(self, key: ChunkKey, payload: memoryview, place: Place, stamp: int) -> bool:
@@ -350,7 +350,7 @@ class FsTier(AtRestTier):
         tail[chunk_format.METADATA_BYTES :] = bytes(tail.nbytes - chunk_format.METADATA_BYTES)
         try:
             self._write_temporary(temporary, stored, tail, stamp)
-            published = self._publish(temporary, place)
+            published = self._files.publish(temporary, place, self._file_bytes)
         except OSError:
             _unlink_quietly(temporary)
             raise
@@ -380,29 +380,6 @@ class FsTier(AtRestTier):
                 os.fsync(descriptor)
             _touch(descriptor, stamp)
 
-    def _publish(self, temporary: str, place: Place) -> bool:
-        """Give the file its name and count it, as one step for this process.
-
-        Asking first keeps the count exact, and a name that is free takes a rename
-        1.4 times as fast as one that is taken. Only what is known to be no chunk
-        is replaced.
-        """
-        folder = self._ledger.folder(place.folder)
-        with folder.lock:
-            found = _status(place.path)
-            if found is not None and place.path not in self._stuck:
-                return False
-            try:
-                os.rename(temporary, place.path)
-            except FileNotFoundError:
-                private_folder(place.folder)
-                os.rename(temporary, place.path)
-            self._stuck.discard(place.path)
-            if found is not None:
-                self._uncount(place, found)
-            folder.added(place.name, self._file_bytes)
-        return True
-
     def _sync_folder(self, folder: str) -> None:
         """Make the name durable. The chunk is stored even if this fails."""
         try:
@@ -425,56 +402,10 @@ class FsTier(AtRestTier):
     # Removing -------------------------------------------------------------------
 
     def _remove(self, key: ChunkKey) -> bool:
-        removed = self._unlink(self._layout.place(key))
+        removed = self._files.remove(self._layout.place(key))
         if removed and self._keeping is not None:
             self._keeping.member.gone(key)
         return removed
-
-    def _unlink(self, place: Place) -> bool:
-        folder = self._ledger.folder(place.folder)
-        with folder.lock:
-            try:
-                place.refuse_links()
-                found = os.lstat(place.path)
-                os.unlink(place.path)
-            except FileNotFoundError:
-                return False
-            except OSError as error:
-                self._log_error("remove", error)
-                return False
-            return self._uncount(place, found)
-
-    def _quarantine(self, place: Place, expected: os.stat_result | None = None) -> bool:
-        """Move what lies at ``place`` to the bad ones, unlink it if that fails.
-
-        If that fails too, the answer is False and the next write replaces it.
-        Does nothing if it is no
-        longer ``expected``: another thread may have dealt with it, and stored the
-        chunk anew.
-        """
-        folder = self._ledger.folder(place.folder)
-        try:
-            with folder.lock:
-                found = os.lstat(place.path)
-                if expected is not None and not os.path.samestat(found, expected):
-                    return True
-                set_aside(place)
-                self._stuck.discard(place.path)
-                self._uncount(place, found)
-        except FileNotFoundError:
-            pass
-        except OSError as error:
-            self._stuck.add(place.path)
-            self._log_error("quarantine", error)
-            return False
-        return True
-
-    def _uncount(self, place: Place, found: os.stat_result) -> bool:
-        """Take a file off the ledger; False for what was never on it."""
-        if not stat.S_ISREG(found.st_mode):
-            return False
-        self._ledger.folder(place.folder).removed(place.name, found.st_size)
-        return True
 
     # Small things ---------------------------------------------------------------
 
@@ -514,13 +445,6 @@ def _touch(file: int | str, stamp: int) -> None:
     # A mount that became read-only still serves hits.
     with contextlib.suppress(OSError):
         os.utime(file, ns=(stamp, stamp))
-
-
-def _status(path: str) -> os.stat_result | None:
-    """None if nothing lies there, or the system does not say."""
-    with contextlib.suppress(OSError):
-        return os.lstat(path)
-    return None
 
 
 def _unlink_quietly(path: str) -> None:

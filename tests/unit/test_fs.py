@@ -329,7 +329,7 @@ def test_a_chunk_stored_anew_is_not_set_aside_for_its_predecessor(tier):
     damaged = path(tier, key(1)).open("rb")
     tier.remove([key(1)])
     write(tier, key(1))
-    tier._quarantine(Layout(tier.config.path).place(key(1)), os.fstat(damaged.fileno()))
+    tier._files.quarantine(Layout(tier.config.path).place(key(1)), os.fstat(damaged.fileno()))
     damaged.close()
     assert read(tier, key(1)) == [ReadOutcome.HIT]
 
@@ -699,7 +699,7 @@ def test_a_damaged_file_behind_a_link_stays(tier, tmp_path):
     elsewhere = path(tier, key(1)).parent.rename(tmp_path / "elsewhere")
     path(tier, key(1)).parent.symlink_to(elsewhere)
     read(tier, key(1))
-    tier._quarantine(Layout(tier.config.path).place(key(1)))
+    tier._files.quarantine(Layout(tier.config.path).place(key(1)))
     assert len(files_in(elsewhere)) == 1
 
 
