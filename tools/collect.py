@@ -90,23 +90,20 @@ def run(arguments: argparse.Namespace) -> int:
 
     Raises:
         ConfigError: what was written can't work.
+        PlaceError: a folder can't be looked at.
 
     """
     status = 0
-    try:
-        for root in _roots(arguments):
-            try:
-                text = _collected(root, arguments)
-            except OSError as error:
-                told = f"{root.path} could not be collected: {what_to_do(error)}"
-                told += _LACKS_ROOM if error.errno in FULL else ""
-                print(f"kvtiers: {told}", file=sys.stderr)
-                status = 1
-            else:
-                print(text)
-    except PlaceError as error:
-        print(f"kvtiers: {error}", file=sys.stderr)
-        return 2
+    for root in _roots(arguments):
+        try:
+            text = _collected(root, arguments)
+        except OSError as error:
+            told = f"{root.path} could not be collected: {what_to_do(error)}"
+            told += _LACKS_ROOM if error.errno in FULL else ""
+            print(f"kvtiers: {told}", file=sys.stderr)
+            status = 1
+        else:
+            print(text)
     return status
 
 
