@@ -9,9 +9,9 @@ import time
 from kvtiers.tiers import format as chunk_format
 from kvtiers.tiers.base import ALIGNMENT, ChunkKey, Tier, TierConfigError
 from kvtiers.tiers.buffers import aligned_buffer
-from kvtiers.tiers.encryption import AtRestConfig, keyring_of
+from kvtiers.tiers.encryption import AtRestConfig
 from kvtiers.tiers.format import Defect
-from kvtiers.tiers.sealing import Sealing
+from kvtiers.tiers.sealing import sealing_of
 from kvtiers.tiers.unreadable import Unreadable
 
 
@@ -37,8 +37,7 @@ class AtRestTier(Tier):
         self._whole_bytes = payload_bytes + chunk_format.METADATA_BYTES
         self._scratch = threading.local()
         self._logged: set[object] = set()
-        keyring = keyring_of(config)
-        self._sealing = None if keyring is None else Sealing(keyring)
+        self._sealing = sealing_of(config)
         self._unreadable = Unreadable()
 
     @property

@@ -22,10 +22,11 @@ from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 
-KEY_BYTES = 32
-MAX_ID_BYTES = 32
+from kvtiers.tiers.format import MAX_KEY_ID_BYTES
 
-_ID = re.compile(rf"[A-Za-z0-9._-]{{1,{MAX_ID_BYTES}}}")
+KEY_BYTES = 32
+
+_ID = re.compile(rf"[A-Za-z0-9._-]{{1,{MAX_KEY_ID_BYTES}}}")
 _HEX = re.compile(rf"[0-9A-Fa-f]{{{2 * KEY_BYTES}}}")
 # In a variable, where a line break is hard to write.
 _BETWEEN = re.compile(r"[\s,;]+")
@@ -141,7 +142,7 @@ def looks_like_keys(text: str) -> bool:
 
 
 _WHAT_IS_AN_ID = (
-    f"An id has 1 to {MAX_ID_BYTES} letters, digits, dots, underscores and hyphens, such as "
+    f"An id has 1 to {MAX_KEY_ID_BYTES} letters, digits, dots, underscores and hyphens, such as "
     "'2026-11'."
 )
 

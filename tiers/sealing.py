@@ -17,8 +17,15 @@ from typing import Any
 
 from kvtiers.tiers import format as chunk_format
 from kvtiers.tiers.base import ChunkKey, TierConfigError
+from kvtiers.tiers.encryption import AtRestConfig, keyring_of
 from kvtiers.tiers.format import Defect, Metadata
 from kvtiers.tiers.keyring import Keyring
+
+
+def sealing_of(config: AtRestConfig) -> Sealing | None:
+    """What encrypts the chunks of a tier, None if they lie in clear. Raises TierConfigError."""
+    keyring = keyring_of(config)
+    return None if keyring is None else Sealing(keyring)
 
 
 class Sealing:

@@ -11,13 +11,13 @@ from typing import Any
 from kvtiers.connector.config import load
 from kvtiers.connector.config_errors import ConfigError, from_pydantic
 from kvtiers.tiers.base import TierConfigError
-from kvtiers.tiers.encryption import AtRestConfig, keyring_of
+from kvtiers.tiers.encryption import AtRestConfig
 from kvtiers.tiers.fs import FsTier
 from kvtiers.tiers.redis_config import RedisConfig
 from kvtiers.tiers.redis_url import SCHEMES
 from kvtiers.tiers.remote_config import RemoteFsConfig
 from kvtiers.tiers.remote_url import is_remote, without_local_scheme
-from kvtiers.tiers.sealing import Sealing
+from kvtiers.tiers.sealing import Sealing, sealing_of
 from kvtiers.tools.places import Folder, Place, PlaceError, Url
 from pydantic import ValidationError
 
@@ -59,7 +59,7 @@ def places(arguments: argparse.Namespace) -> Iterator[tuple[Place, Sealing | Non
     configs = _configured(arguments) if arguments.config else _named(arguments)
     for config in configs:
         try:
-            sealing = _sealing(config)
+            sealing = sealing_of(config)
             place = _place(config, arguments)
         except TierConfigError as error:
             raise PlaceError(str(error)) from error
@@ -67,11 +67,6 @@ def places(arguments: argparse.Namespace) -> Iterator[tuple[Place, Sealing | Non
             yield place, sealing
         finally:
             place.close()
-
-
-def _sealing(config: AtRestConfig) -> Sealing | None:
-    keyring = keyring_of(config)
-    return None if keyring is None else Sealing(keyring)
 
 
 def _configured(arguments: argparse.Namespace) -> list[AtRestConfig]:
