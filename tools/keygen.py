@@ -11,6 +11,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+from kvtiers.tiers.fs_files import made
 from kvtiers.tiers.keyring import KeyringError, new_key, parse, read_file
 
 
@@ -80,10 +81,10 @@ def _alone(folder: Path) -> Iterator[None]:
 def _replace(file: Path, content: str, status: os.stat_result | None) -> None:
     """Write the file anew as one step, for whom it was before. Raises OSError."""
     new = file.with_name(f".{file.name}.{os.getpid()}")
-    descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    target = made(str(new))
     try:
-        with os.fdopen(descriptor, "w") as target:
-            target.write(content)
+        with target:
+            target.write(content.encode())
             target.flush()
             os.fsync(target.fileno())
             if status is not None:
