@@ -14,6 +14,7 @@ from pathlib import Path
 
 from soak_fleet import Scene
 from soak_load import Gate
+from soak_progress import say
 
 Fault = Callable[[Scene, random.Random], contextlib.AbstractContextManager[None]]
 """A context in which something is wrong; left when it is not any more."""
@@ -295,5 +296,6 @@ class Troublemaker(threading.Thread):
             self._record.impossible.add(fault.__name__)
         except Exception as error:
             self._record.problems.append(f"{fault.__name__}: {error!r}")
+            say(self._record.problems[-1])
         finally:
             del self._record.under_way[self._kind]

@@ -10,7 +10,7 @@ import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
 import processes
 from kvtiers.tools.server import VllmServer
@@ -158,22 +158,22 @@ def scene(model: Path, folder: Path) -> Iterator[Scene]:
             {"type": "fs", "path": str(disk.root), "capacity": ROOT_BYTES, "deadline": DEADLINE},
         ]
         cores = sorted(os.sched_getaffinity(0))
+        # A does what is quicker, as by default; B loads whatever is, so that more is loaded.
+        ways = {"A": "auto", "B": "always_load"}
         replicas = tuple(
-            Replica(name, _server(model, folder / name, extra, cores[index % len(cores)]))
-            for index, (name, extra) in enumerate(
-                {
-                    "A": {"tiers": tiers},
-                    # Whatever is quicker, so that more is loaded.
-                    "B": {"tiers": tiers, "load_or_recompute": "always_load"},
-                }.items()
+            Replica(
+                name,
+                server(
+                    model,
+                    folder / name,
+                    extra={"tiers": tiers, "load_or_recompute": way},
+                    environment={"VLLM_CPU_OMP_THREADS_BIND": str(cores[index % len(cores)])},
+                ),
             )
+            for index, (name, way) in enumerate(ways.items())
         )
         for replica in replicas:
             stack.callback(replica.stop)
             replica.start()
         assert len(replicas) == 2
         yield Scene(redis, disk, replicas)
-
-
-def _server(model: Path, home: Path, extra: dict[str, Any], core: int) -> VllmServer:
-    return server(model, home, extra=extra, environment={"VLLM_CPU_OMP_THREADS_BIND": str(core)})
