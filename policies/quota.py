@@ -105,20 +105,28 @@ class QuotaPolicy(Policy):
 
         No more of a tenant than is beyond: one whose excess is in use keeps the rest.
         """
-        ledger = self._ledgers.get(tier)
-        first = dict.fromkeys(ledger.excess(with_coming=True)) if ledger is not None else {}
-        yield from first
+        first: set[ChunkId] = set()
+        for chunk in self._excess(tier, with_coming=True):
+            first.add(chunk)
+            yield chunk
         for chunk in self.inner.victims(tier, n_bytes):
             if chunk not in first:
                 yield chunk
 
-    def expired(self, tier: str) -> Iterable[ChunkId]:
+    def expired(self, tier: str) -> Iterator[ChunkId]:
         """What the inner policy drops, and what tenants hold beyond their quotas."""
-        dropped = dict.fromkeys(self.inner.expired(tier))
+        first: set[ChunkId] = set()
+        for chunk in self.inner.expired(tier):
+            first.add(chunk)
+            yield chunk
+        for chunk in self._excess(tier):
+            if chunk not in first:
+                yield chunk
+
+    def _excess(self, tier: str, with_coming: bool = False) -> Iterator[ChunkId]:
+        """No further than the caller asks: a scan may find far more than a quota holds."""
         ledger = self._ledgers.get(tier)
-        if ledger is not None:
-            dropped.update(dict.fromkeys(ledger.excess()))
-        return list(dropped)
+        return ledger.excess(with_coming) if ledger is not None else iter(())
 
     def admit(self, run: Run, tier: str) -> int:
         """No chunk that needs more chunks before it than its tenant's quota holds.

@@ -12,6 +12,7 @@ from kvtiers.policies import ChunkFacts, ChunkId, Policy, PolicyRequest, Run, Sc
 from kvtiers.policies.arc import ArcPolicy
 from kvtiers.policies.conformance import CHUNK_BYTES, PolicyConformance, _reachable
 from kvtiers.policies.lru import LruPolicy
+from kvtiers.policies.prefix_order import PrefixOrder
 from kvtiers.policies.quota import QuotaPolicy, with_quotas
 
 
@@ -230,6 +231,22 @@ def test_a_store_that_never_arrives_costs_nobody_else_anything() -> None:
     tier.policy.admit(run_of("red", 0, 4, 1), "cpu")
     tier.policy.admit(run_of("blue", 0, 1, 1), "cpu")
     assert next(tier.policy.victims("cpu", 1)).startswith("blue")
+
+
+def test_no_more_of_what_is_above_is_looked_at_than_is_taken(monkeypatch) -> None:
+    tier = Driver(LruPolicy, capacity=1000, quota=1)
+    for prompt in range(100):
+        tier.store(run_of("red", 0, 1, prompt))
+    looked_at, whole = [], PrefixOrder.__iter__
+    monkeypatch.setattr(PrefixOrder, "__iter__", lambda order: map(note, whole(order)))
+
+    def note(chunk: ChunkId) -> ChunkId:
+        looked_at.append(chunk)
+        return chunk
+
+    coldest = next(tier.policy.victims("cpu", 1))
+    assert next(iter(tier.policy.expired("cpu"))) == coldest
+    assert looked_at == [coldest] * 2
 
 
 def test_every_tier_has_a_quota_of_its_own() -> None:
