@@ -77,9 +77,11 @@ class Health:
 
     def probe_due(self, tier: LowerTier) -> float:
         """When a tier that is left alone is to be probed; infinite if it is not."""
+        # First: each step asks, and a tier that is used may have hundreds of ops.
+        if tier.breaker.closed() or not self._residency.may_hold(tier):
+            return math.inf
         under_way = any(op.kind is OpKind.PROBE and not op.given_up for op in tier.ops)
-        wanted = self._residency.may_hold(tier) and not under_way
-        return tier.breaker.probe_at if wanted else math.inf
+        return math.inf if under_way else tier.breaker.probe_at
 
     def probe(self, tier: LowerTier) -> None:
         """Ask a tier that is left alone whether it answers again, when that is due."""

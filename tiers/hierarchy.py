@@ -133,20 +133,7 @@ class Hierarchy:
         for tier in self._lower:
             tier.read_only = not stores
         patience = max((tier.deadline for tier in self._lower), default=_DEFAULT_PATIENCE)
-        quota = portion_bytes(cpu.config.tenant_quota, cpu.arena.nbytes)
-        infos = [TierInfo(CPU, cpu.arena.nbytes, tenant_quota=quota)]
-        infos += [
-            TierInfo(
-                t.name,
-                t.capacity,
-                t.tier.shared,
-                t.tier.persistent,
-                t.reads.seconds,
-                t.writes.seconds,
-                portion_bytes(t.tier.config.tenant_quota, t.capacity),
-            )
-            for t in self._lower
-        ]
+        infos = self._tier_infos(cpu)
         self.policy = make_policy(infos, clock)
         self._residency = Residency(cpu, self._lower, self.policy, namespace, clock)
         self._spill = Spill(self._residency)
@@ -197,6 +184,22 @@ class Hierarchy:
                 )
             )
         return made
+
+    def _tier_infos(self, cpu: CpuTier) -> list[TierInfo]:
+        """What a policy may know of the tiers, the arena's first."""
+        quota = portion_bytes(cpu.config.tenant_quota, cpu.arena.nbytes)
+        return [TierInfo(CPU, cpu.arena.nbytes, tenant_quota=quota)] + [
+            TierInfo(
+                t.name,
+                t.capacity,
+                t.tier.shared,
+                t.tier.persistent,
+                t.reads.seconds,
+                t.writes.seconds,
+                portion_bytes(t.tier.config.tenant_quota, t.capacity),
+            )
+            for t in self._lower
+        ]
 
     def _begin(self, tier: LowerTier, why_away: str | None) -> None:
         if why_away is not None:

@@ -85,6 +85,11 @@ class Residency:
         """Whether neither the arena has it, or is getting it, nor a tier that may be asked."""
         return chunk.state is State.ABSENT and self.source(chunk) is None
 
+    def is_in(self, tier: LowerTier, key: bytes) -> bool:
+        """Whether the tier is known to hold the chunk."""
+        chunk = self.directory.get(key)
+        return chunk is not None and bool(chunk.where & tier.bit)
+
     def learn(self, run: Run) -> None:
         """Where in their prefix these chunks are, and whose: a scan, or a lookup, did not say."""
         parent = run.parent
@@ -279,7 +284,7 @@ class Residency:
             self._left(CPU, [key for key in ready if not self._is_ready(key)])
             for tier in self.lower:
                 held = [chunk.key for chunk in part if chunk.where & tier.bit]
-                self._left(tier.name, [key for key in held if not self._is_in(tier, key)])
+                self._left(tier.name, [key for key in held if not self.is_in(tier, key)])
             yield
         yield from left.give_back()
 
@@ -290,7 +295,3 @@ class Residency:
     def _is_ready(self, key: bytes) -> bool:
         chunk = self.directory.get(key)
         return chunk is not None and chunk.state is State.READY
-
-    def _is_in(self, tier: LowerTier, key: bytes) -> bool:
-        chunk = self.directory.get(key)
-        return chunk is not None and bool(chunk.where & tier.bit)

@@ -68,13 +68,9 @@ class Spill:
             chunk = self._writable(tier, key)
             if chunk is not None:
                 chunks.append(chunk)
-            elif not self._is_in(tier, key):
+            elif not self._residency.is_in(tier, key):
                 tier.counts["dropped"] += 1
         return chunks
-
-    def _is_in(self, tier: LowerTier, key: bytes) -> bool:
-        chunk = self._residency.get(key)
-        return chunk is not None and bool(chunk.where & tier.bit)
 
     def _writable(self, tier: LowerTier, key: object) -> Chunk | None:
         chunk = self._residency.get(key)
