@@ -99,8 +99,14 @@ class PrefillClock:
         return new * (base + slope * (before + new / 2))
 
     def seconds(self, run: Run) -> float | None:
-        """Time to compute a run whose prefix is there; None before it was measured."""
-        tokens = self._chunk_tokens[run.group]
+        """Time to compute a run whose prefix is there; None before it was measured.
+
+        Nor is it known of a group that this engine does not have: a folder's policy sees
+        chunks of other models too.
+        """
+        tokens = self._chunk_tokens.get(run.group)
+        if tokens is None:
+            return None
         return self.span_seconds(run.start * tokens, len(run) * tokens)
 
     def worth(self, run: Run) -> float:

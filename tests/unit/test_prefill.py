@@ -122,6 +122,14 @@ def test_groups_have_chunks_of_their_own_size() -> None:
     assert both == pytest.approx([1024 * TOKEN] * 2)
 
 
+def test_of_a_group_that_only_other_models_have_nothing_is_known() -> None:
+    engine = Engine()
+    for _ in range(3):
+        engine.step((0, 1024))
+    assert engine.clock.seconds(run(0, 8, group=7)) is None
+    assert engine.clock.worth(run(0, 8, group=7)) == 8.0
+
+
 def test_prompts_under_way_keep_the_engine_busy() -> None:
     engine = Engine()
     engine.left = [(0, 512), (256, 512)]
