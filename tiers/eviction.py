@@ -18,6 +18,9 @@ from kvtiers.tiers.workers import Op, OpKind
 # this, nor for more than a twentieth of the time.
 _RESCAN_SECONDS = 20.0
 _SCAN_COST = 20.0
+# The same if the last look failed, or it was away since: nothing can be evicted from a tier
+# of which nothing is known, so that a full one takes no stores until then.
+_RESCAN_UNSEEN_SECONDS = 5.0
 # Where no bound is to be kept, it is only for not remembering for ever what is gone.
 _RESCAN_UNBOUNDED_SECONDS = 600.0
 # Demote also what comes after the chunks to evict now, so that next time they
@@ -233,4 +236,5 @@ class Eviction:
 
 def _scan_rest(tier: LowerTier) -> float:
     """Seconds between the starts of two scans, at least."""
-    return max(_RESCAN_SECONDS, _SCAN_COST * tier.scan_seconds)
+    least = _RESCAN_UNSEEN_SECONDS if tier.unseen else _RESCAN_SECONDS
+    return max(least, _SCAN_COST * tier.scan_seconds)

@@ -1223,6 +1223,23 @@ def test_a_full_tier_with_nothing_known_in_it_is_scanned_again_but_not_at_once()
     assert len(tier.chunks) <= 9
 
 
+def test_a_full_tier_whose_scan_failed_takes_stores_again_soon() -> None:
+    tier = DictTier(10 * CHUNK)
+    tier.put(prefix("theirs", 10), Namespace("theirs"))
+    stack = Stack(32, {"disk": tier})
+    disk = stack.workers["disk"]
+    (scan,) = disk.of(OpKind.SCAN)
+    disk.begin(scan)
+    disk.end_failed(scan)
+    stack.store(prefix("refused", 1))
+    for _ in range(4):
+        stack.settle()
+        stack.clock.now += 2.0
+    stack.store(prefix("p", 1))
+    stack.settle()
+    assert prefix("p", 1).chunks[0] in {k.hash for k in tier.chunks}
+
+
 # Figures --------------------------------------------------------------------
 
 

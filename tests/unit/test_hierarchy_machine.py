@@ -388,7 +388,8 @@ class Machine(RuleBasedStateMachine):
         if found is None:
             return
         workers, op = found
-        op.started = True
+        if not op.started:
+            op.started, op.began = True, self.clock()
         for buffer in op.buffers if op.kind is OpKind.READ else ():
             buffer[: kit.CHUNK // 2] = GARBAGE[: kit.CHUNK // 2]
         if how == "raises late" and op.kind is OpKind.WRITE:
