@@ -7,7 +7,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
@@ -64,17 +64,10 @@ class Scene:
             assert time.monotonic() < end, "Redis is there, and was not used again"
         assert self.state() is BreakerState.CLOSED
 
-    @contextmanager
-    def limited(self, policy: str, chunks: int) -> Iterator[None]:
+    def limited(self, policy: str, chunks: int) -> AbstractContextManager[None]:
         """No memory beyond what is used now and that of so many more chunks."""
-        with self.server.client() as client:
-            room = chunks * self.engine.hierarchy.chunk_bytes
-            client.config_set("maxmemory-policy", policy)
-            client.config_set("maxmemory", client.info("memory")["used_memory"] + room)
-            try:
-                yield
-            finally:
-                client.config_set("maxmemory", 0)
+        room = chunks * self.engine.hierarchy.chunk_bytes
+        return self.server.limited(policy, self.server.used() + room)
 
     def stored(self) -> list[str]:
         with self.server.client() as client:

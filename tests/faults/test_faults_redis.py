@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
@@ -42,15 +42,9 @@ class RedisBench(Bench):
         with self.server.client() as client:
             return {name for name in client.keys("kvtiers:*") if not name.endswith(b":about")}
 
-    @contextlib.contextmanager
-    def limited(self, policy: str, room: int) -> Iterator[None]:
-        """The server may use so many bytes more than now."""
-        with self.server.client() as client:
-            used = client.info("memory")["used_memory"]
-            client.config_set("maxmemory-policy", policy)
-            client.config_set("maxmemory", used + room)
-            yield
-            client.config_set("maxmemory", 0)
+    def full(self, policy: str) -> AbstractContextManager[None]:
+        """The server has room for nothing more inside."""
+        return self.server.limited(policy, self.server.used())
 
 
 @pytest.fixture(scope="class")
@@ -112,7 +106,7 @@ class TestWithADeadline:
     @case("redis-full")
     def test_it_is_full(self, bench: RedisBench, trial: Trial, stored: Question) -> None:
         question = bench.question()
-        with trial.watching(), bench.limited("noeviction", room=0):
+        with trial.watching(), bench.full("noeviction"):
             assert trial.ask(question) == 0
             bench.quiet()
             assert trial.below(stored) == ALL, "what it has can be read"
@@ -124,7 +118,7 @@ class TestWithADeadline:
             client.flushall()
         stored = trial.stored_below()
         before = bench.chunks()
-        with trial.watching(), bench.limited("allkeys-lru", room=0):
+        with trial.watching(), bench.full("allkeys-lru"):
             while before <= bench.chunks():
                 bench.stored()
             bench.engine.drop_arena()

@@ -61,14 +61,14 @@ def redis_emptied(scene: Scene, choose: random.Random) -> Iterator[None]:
 @contextlib.contextmanager
 def redis_full(scene: Scene, choose: random.Random) -> Iterator[None]:
     """It refuses what is stored."""
-    with _limited(scene, "noeviction"):
+    with scene.redis.limited("noeviction", _REDIS_BYTES):
         yield
 
 
 @contextlib.contextmanager
 def redis_evicts(scene: Scene, choose: random.Random) -> Iterator[None]:
     """It drops chunks by itself."""
-    with _limited(scene, "allkeys-lru"):
+    with scene.redis.limited("allkeys-lru", _REDIS_BYTES):
         yield
 
 
@@ -84,17 +84,6 @@ def redis_flipped(scene: Scene, choose: random.Random) -> Iterator[None]:
             if byte and client.exists(key):
                 client.setrange(key, place, bytes([byte[0] ^ 1]))
     yield
-
-
-@contextlib.contextmanager
-def _limited(scene: Scene, policy: str) -> Iterator[None]:
-    with scene.redis.client() as client:
-        client.config_set("maxmemory-policy", policy)
-        client.config_set("maxmemory", str(_REDIS_BYTES))
-        try:
-            yield
-        finally:
-            client.config_set("maxmemory", "0")
 
 
 # The folder ---------------------------------------------------------------------------

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import redis
@@ -32,6 +33,22 @@ class RedisServer(redis_server.RedisServer):
     def resume(self) -> None:
         """End a ``pause``."""
         os.kill(self.pid, signal.SIGCONT)
+
+    @contextmanager
+    def limited(self, policy: str, nbytes: int) -> Iterator[None]:
+        """It may use so much memory inside, and does by its policy with what goes beyond."""
+        with self.client() as client:
+            client.config_set("maxmemory-policy", policy)
+            client.config_set("maxmemory", nbytes)
+            try:
+                yield
+            finally:
+                client.config_set("maxmemory", 0)
+
+    def used(self) -> int:
+        """Bytes of memory that it uses now."""
+        with self.client() as client:
+            return int(client.info("memory")["used_memory"])
 
     def client(self) -> redis.Redis:
         """A plain client on the unix socket, for looking behind a tier's back."""
