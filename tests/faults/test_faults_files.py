@@ -89,16 +89,7 @@ def bench(llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ben
         yield bench
 
 
-@case(
-    "file-missing",
-    "file-truncated",
-    "file-payload-bit",
-    "file-metadata-bit",
-    "file-wrong-key",
-    "file-wrong-namespace",
-    "file-zero-length",
-    "file-directory",
-)
+@case(*DAMAGE)
 def test_a_damaged_file_costs_its_chunk_and_is_stored_anew(bench: Bench, row: Row) -> None:
     trial = Trial(bench, row)
     root = bench.folder / "fs"
