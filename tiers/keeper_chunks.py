@@ -11,6 +11,7 @@ import math
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import TypeGuard
 
 from kvtiers.policies import Policy, PolicyRequest, Run
 from kvtiers.policies.sharded import ShardedDict
@@ -222,8 +223,8 @@ class KeptChunks:
 
     def expire(self) -> None:
         """Delete what the policy no longer wants kept."""
-        expired = [chunk for chunk in self._policy.expired(self._tier) if self._removable(chunk)]
-        self._remove([chunk for chunk in expired if isinstance(chunk, bytes)])
+        expired = self._policy.expired(self._tier)
+        self._remove([chunk for chunk in expired if self._removable(chunk)])
 
     def evict(self, need: int) -> int:
         """Delete some of the first to go. Returns the bytes that count no longer."""
@@ -234,7 +235,7 @@ class KeptChunks:
         for chunk in self._policy.victims(self._tier, need):
             if need <= 0 or most == 0:
                 return
-            if isinstance(chunk, bytes) and self._removable(chunk):
+            if self._removable(chunk):
                 yield chunk
                 need -= self.bytes_of(chunk)
                 most = None if most is None else most - 1
@@ -243,7 +244,7 @@ class KeptChunks:
         """What its file takes."""
         return self._facts(chunk).nbytes
 
-    def _removable(self, chunk: object) -> bool:
+    def _removable(self, chunk: object) -> TypeGuard[bytes]:
         if not isinstance(chunk, bytes) or chunk in self._stuck:
             return False
         return chunk in self._index and not self._books.is_pending(chunk)

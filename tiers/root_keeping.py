@@ -41,7 +41,7 @@ class RootKeeping:
 
     Args:
         layout: of the root.
-        terms: what to keep.
+        terms: what to keep. The capacity is set.
         stores: False for an engine that only reads: it keeps no bound either.
         clock: seconds, monotonic.
         patience: seconds that a holder of the lease may be silent.
@@ -63,7 +63,7 @@ class RootKeeping:
         self._terms = terms
         self._clock = clock
         self._pace = pace or Pace()
-        self._contends = stores and terms.tier.capacity is not None
+        self._contends = stores
         self._wake = threading.Event()
         self._stopping = threading.Event()
         owner = this_process()
@@ -172,7 +172,7 @@ class RootKeeping:
     def _compare(self, seen: Seen) -> None:
         """Say once that somebody else's bound counts."""
         wanted = self._terms.tier.capacity
-        if self._told or seen.beat is None or not seen.beat.capacity or wanted is None:
+        if self._told or seen.beat is None or not seen.beat.capacity:
             return
         if seen.beat.capacity != wanted:
             self._told = True
