@@ -19,6 +19,7 @@ from typing import Any
 from kvtiers.tiers.base import ChunkKey, Namespace
 from kvtiers.tiers.encryption import AtRestConfig
 from kvtiers.tiers.examine import Content
+from kvtiers.tiers.fs_files import reading
 from kvtiers.tiers.fs_layout import KEEPING, Layout, hash_of, is_chunk_folder
 from kvtiers.tiers.fs_namespace import MOST_BYTES, LocalFacts, facts_of
 from kvtiers.tiers.remote_config import RemoteFsConfig
@@ -159,20 +160,12 @@ class Folder(Place):
     @contextlib.contextmanager
     def opened(self, lying: Lying) -> Iterator[Content]:
         """See ``Place.opened``."""
-        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-        try:
-            descriptor = os.open(lying.where, flags)
-        except OSError as error:
-            if error.errno != errno.ELOOP:
-                raise
-            raise OSError(errno.ELOOP, "it is a link", lying.where) from None
-        try:
-            status = os.fstat(descriptor)
-            if not stat.S_ISREG(status.st_mode):
-                raise OSError(errno.EINVAL, "it is not a file", lying.where)
-            yield _FileContent(descriptor, status.st_size)
-        finally:
-            os.close(descriptor)
+        with contextlib.ExitStack() as stack:
+            try:
+                descriptor = stack.enter_context(reading(lying.where)).fileno()
+            except ValueError as error:
+                raise OSError(errno.EINVAL, str(error), lying.where) from None
+            yield _FileContent(descriptor, os.fstat(descriptor).st_size)
 
     def remove(self, lying: Lying) -> None:
         """See ``Place.remove``. A folder in a chunk's place goes only if it is empty."""

@@ -18,9 +18,6 @@ from kvtiers.tools.places import NOTHING, Lying, Place, printable, what_to_do
 from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn
 
-# Of a link, a pipe or a folder in a chunk's place.
-_NO_CHUNK = frozenset({errno.ELOOP, errno.EINVAL})
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of ``kvtiers verify``."""
@@ -121,8 +118,8 @@ def _one(
         return  # evicted since it was listed
     except OSError as error:
         report.chunks += 1
-        # A store in trouble must not cost what is sound in it.
-        remove = arguments.remove and error.errno in _NO_CHUNK
+        # It is no file. A store in trouble must not cost what is sound in it.
+        remove = arguments.remove and error.errno == errno.EINVAL
         _bad(place, lying, f"can't be read: {error.strerror or error}", report, arguments, remove)
         return
     report.chunks += 1

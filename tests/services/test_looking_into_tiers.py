@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -274,6 +275,27 @@ def test_a_value_of_another_type_is_named(server: RedisServer, tmp_path: Path, c
     shown = capsys.readouterr()
     assert f"{place.name(CHUNKS[0])}: can't be read: WRONGTYPE" in shown.out
     assert "2 sound, 1 damaged" in shown.err
+
+
+def test_a_link_and_a_socket_are_no_chunks_and_removed_as_what_they_are(
+    tmp_path: Path, monkeypatch, capsys
+) -> None:
+    place = in_folder(tmp_path)
+    place.store(*CHUNKS)
+    elsewhere = tmp_path / "sound"
+    Path(place.name(CHUNKS[0])).rename(elsewhere)
+    Path(place.name(CHUNKS[0])).symlink_to(elsewhere)
+    named = Path(place.name(CHUNKS[1]))
+    named.unlink()
+    monkeypatch.chdir(named.parent)  # a socket's path must be short
+    with socket.socket(socket.AF_UNIX) as made:
+        made.bind(named.name)
+    assert verify(place, "--remove") == 1
+    shown = capsys.readouterr()
+    assert shown.out.count("is not a file") == 2
+    assert "1 sound, 2 damaged, 2 removed" in shown.err
+    assert elsewhere.exists()
+    assert verify(place) == 0
 
 
 def test_a_configuration_names_places_and_keys(tmp_path: Path, keys: str, capsys) -> None:
