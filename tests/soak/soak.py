@@ -115,6 +115,7 @@ class Soak:
         self.watch = Watch(self.scene)
         self._load, self._trouble = Gate(), Gate()
         self.progress.figures = self._figures
+        self.progress.last_words = self._last_words
 
     def run(self, seconds: float) -> None:
         """Ask and spoil for so long, with a look now and then."""
@@ -169,6 +170,10 @@ class Soak:
         requests, faults = sum(self.tally.counts.values()), sum(self.record.counts.values())
         doing = ", ".join(list(self.record.under_way.values())) or "none"
         return f"{requests} requests, {faults} faults, under way: {doing}"
+
+    def _last_words(self) -> str:
+        said = [f"{text}\n" for text in (*self.tally.examples, *self.record.problems)]
+        return "".join([*said, *(replica.last_words() for replica in self.scene.replicas)])
 
     def report(self, minutes: float, left: Sequence[str]) -> Report:
         """After the end.

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import threading
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,6 +23,8 @@ DEADLINE = 1.0
 ROOT_BYTES = 32 << 20
 _DISK_BYTES = 64 << 20
 _KILL_SECONDS = 60.0
+_LAST_SECONDS = 1.0
+_LOG_TAIL = 8000
 
 
 class Replica:
@@ -62,6 +65,18 @@ class Replica:
         processes.wait_for_end(session, _KILL_SECONDS)
         self.server.stop()
         return processes.mapped_by(arenas)
+
+    def last_words(self) -> str:
+        """The end of its log. One that is still starting is ended, and tells where it was."""
+        process = self.server._process
+        if not self.up and process is not None:
+            for pid in processes.of_session(process.pid):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGABRT)
+            time.sleep(_LAST_SECONDS)
+        log = self.server._log
+        text = log.read_text(errors="replace") if log.exists() else ""
+        return f"The end of {log}:\n{text[-_LOG_TAIL:]}\n"
 
     def died(self) -> bool:
         """Whether it ended though nobody ended it."""
@@ -167,7 +182,11 @@ def scene(model: Path, folder: Path) -> Iterator[Scene]:
                     model,
                     folder / name,
                     extra={"tiers": tiers, "load_or_recompute": way},
-                    environment={"VLLM_CPU_OMP_THREADS_BIND": str(cores[index % len(cores)])},
+                    environment={
+                        "VLLM_CPU_OMP_THREADS_BIND": str(cores[index % len(cores)]),
+                        # For ``last_words``.
+                        "PYTHONFAULTHANDLER": "1",
+                    },
                 ),
             )
             for index, (name, way) in enumerate(ways.items())

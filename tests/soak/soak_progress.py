@@ -28,6 +28,7 @@ class Progress(threading.Thread):
     Attributes:
         phase: what goes on.
         figures: what has happened so far.
+        last_words: what else to show when it is stopped.
 
     """
 
@@ -36,6 +37,7 @@ class Progress(threading.Thread):
         self._begun = time.monotonic()
         self.phase = "preparing"
         self.figures: Callable[[], str] = lambda: "no requests yet"
+        self.last_words: Callable[[], str] = lambda: ""
 
     def enters(self, phase: str) -> None:
         """Say that something else goes on from now on."""
@@ -64,6 +66,7 @@ def end_by_itself(progress: Progress, seconds: float) -> None:
         faulthandler.dump_traceback()
         signal.alarm(0)
         faulthandler.dump_traceback_later(_END_SECONDS, exit=True)
+        sys.stderr.write(progress.last_words())
         sys.exit(128 + number)
 
     for number in (signal.SIGTERM, signal.SIGALRM):
