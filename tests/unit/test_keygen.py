@@ -54,6 +54,14 @@ def test_a_key_that_can_not_be_written_leaves_nothing(keys, tmp_path, monkeypatc
     assert list(tmp_path.iterdir()) == [keys]
 
 
+def test_what_a_killed_one_left_is_in_nobodys_way(keys, tmp_path):
+    # Of the same number: in a container, keygen has the same one each time.
+    (tmp_path / f".{keys.name}.{os.getpid()}").write_text("half a k")
+    assert main(["keygen", "--id", "second", str(keys)]) == 0
+    assert list(read_file(keys)) == ["first", "second"]
+    assert list(tmp_path.iterdir()) == [keys]
+
+
 def test_a_folder_that_is_not_there_is_named(tmp_path, capsys):
     assert main(["keygen", str(tmp_path / "none" / "kv.keys")]) == 1
     assert f"'{tmp_path / 'none'}'" in capsys.readouterr().err
