@@ -19,6 +19,8 @@ UNVERIFIED = "kvtiers-unverified"
 """kvtiers with the verification of what it reads taken out, to see what it costs."""
 SLOWED = "kvtiers-slowed"
 """kvtiers over tiers that take longer for each chunk."""
+DELAY_VARIABLE = "BENCH_SECONDS_A_CHUNK"
+"""In the environment of ``SLOWED``: the file that says how much longer."""
 
 
 @dataclass(frozen=True)

@@ -28,8 +28,7 @@ from rich.console import Console
 
 from benchmarks import command
 from benchmarks.paired import geometric_mean
-from benchmarks.record import PLAIN, SLOWED, Setup, describe, write
-from benchmarks.slowed import DELAY_VARIABLE
+from benchmarks.record import DELAY_VARIABLE, PLAIN, SLOWED, Setup, describe, write
 from benchmarks.systems import BLOCK, Engine, drain, new_folder, serve
 
 # What no tier can hold, and is computed each time.

@@ -1,8 +1,9 @@
 """kvtiers over tiers that take longer for each chunk: what ``benchmarks.slow_tier`` measures.
 
-Named by ``kv_connector_module_path``, so that vLLM imports it in its own processes. The
-seconds a chunk are read from a file before each call, so that a running server's tier
-can become slow, and quick again.
+Named by ``kv_connector_module_path``, so that vLLM imports it in its own processes, and
+nothing else does: it changes every engine of the process that imports it. The seconds a
+chunk are read from a file before each call, so that a running server's tier can become
+slow, and quick again.
 """
 
 from __future__ import annotations
@@ -18,10 +19,9 @@ from kvtiers.connector.connector import TieredKVConnector
 from kvtiers.tiers import ChunkKey, ReadOutcome
 from kvtiers.tiers.wrappers import WrapperTier
 
-__all__ = ["TieredKVConnector"]
+from benchmarks.record import DELAY_VARIABLE
 
-DELAY_VARIABLE = "BENCH_SECONDS_A_CHUNK"
-"""Names the file."""
+__all__ = ["TieredKVConnector"]
 
 
 class Slowed(WrapperTier):

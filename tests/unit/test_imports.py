@@ -16,6 +16,9 @@ MAY_NOT_IMPORT = {
     "tools": ("vllm",),
 }
 
+CHANGES_ENGINES = ("benchmarks.slowed", "benchmarks.unverified")
+"""Change every engine of the process that imports them: for vLLM's own processes only."""
+
 
 def imported(path: Path) -> Iterator[str]:
     """Every module that a file names in an import, at its top or inside a function."""
@@ -48,3 +51,8 @@ def test_the_check_sees_all_forms_of_import(tmp_path: Path) -> None:
         "a.py imports vllm.config",
         "b.py imports kvtiers.tiers.base.Tier",
     ]
+
+
+@pytest.mark.parametrize("folder", ["benchmarks", "tests"])
+def test_what_changes_every_engine_is_imported_by_none_but_the_engine(folder: str) -> None:
+    assert offences(ROOT / folder, CHANGES_ENGINES) == []
