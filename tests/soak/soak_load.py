@@ -178,7 +178,7 @@ class Client(threading.Thread):
         except (ServerError, OSError, http.client.HTTPException) as error:
             went_down = not replica.up or replica.lives != life
             late = isinstance(error, TimeoutError)
-            outcome = "lost with a killed replica" if went_down else "hung" if late else "failed"
+            outcome = "lost with its replica" if went_down else "hung" if late else "failed"
             self._tally.count(outcome, "" if went_down else f"{replica.name}: {error!r}")
             # A dead server refuses at once: asking on and on would take all of a core.
             time.sleep(_PAUSE)
@@ -189,10 +189,15 @@ class Client(threading.Thread):
         body = _body(replica, question, tokens)
         answer = replica.server.post("/v1/completions", body, timeout=LIMIT)
         seconds = time.monotonic() - begun
-        words = answer["choices"][0]["text"].split()
-        if words != list(question.words[:tokens]):
+        choice = answer["choices"][0]
+        words, finish = choice["text"].split(), choice["finish_reason"]
+        # A server that is stopped gives what it has of an answer, and says so.
+        due = question.words[: tokens if finish == "length" else len(words)]
+        if words != list(due):
             self._tally.count("wrong", f"{len(question.prompt)} tokens to {replica.name}: {words}")
             return
+        if finish != "length":
+            raise ServerError(f"The answer ended with {finish!r} after {len(words)} words.")
         details = answer["usage"].get("prompt_tokens_details") or {}
         self._tally.answered(seconds, details.get("cached_tokens") or 0)
 

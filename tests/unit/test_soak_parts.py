@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator, Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 
 import pytest
 from kvtiers.tools.server import VllmServer
@@ -30,6 +31,7 @@ class Oracle(BaseHTTPRequestHandler):
     """Answers every prompt with the first of these words."""
 
     words: Sequence[str] = WORDS
+    finish = "length"
     status = 200
     delay = 0.0
 
@@ -38,7 +40,8 @@ class Oracle(BaseHTTPRequestHandler):
         time.sleep(self.delay)
         text = "".join(f" {word}" for word in self.words[: body["max_tokens"]])
         usage = {"prompt_tokens_details": {"cached_tokens": 128}}
-        answer = json.dumps({"choices": [{"text": text}], "usage": usage}).encode()
+        choice = {"text": text, "finish_reason": self.finish}
+        answer = json.dumps({"choices": [choice], "usage": usage}).encode()
         # Some clients do not wait for it.
         with contextlib.suppress(ConnectionError):
             self.send_response(self.status)
@@ -90,6 +93,35 @@ def test_an_answer_that_ends_early_is_wrong(
 ) -> None:
     monkeypatch.setattr(Oracle, "words", [])
     assert asked(replica).counts["wrong"] > 0
+
+
+@pytest.mark.parametrize(
+    ("words", "lives", "outcome"),
+    [
+        (WORDS[:1], 2, "lost with its replica"),
+        (WORDS[:1], 1, "failed"),
+        (["w9"], 2, "wrong"),
+    ],
+    ids=["of a server that stops", "of one that does not", "with another word"],
+)
+def test_an_answer_that_was_broken_off(
+    replica: Replica,
+    monkeypatch: pytest.MonkeyPatch,
+    words: Sequence[str],
+    lives: int,
+    outcome: str,
+) -> None:
+    monkeypatch.setattr(Oracle, "words", words)
+    monkeypatch.setattr(Oracle, "finish", "abort")
+    post = replica.server.post
+
+    def answered(*args: Any, **kwargs: Any) -> dict[str, Any]:
+        answer = post(*args, **kwargs)
+        replica.lives = lives
+        return answer
+
+    monkeypatch.setattr(replica.server, "post", answered)
+    assert asked(replica, times=1).counts == {outcome: 1}
 
 
 def test_an_error_of_a_server_that_is_up_is_a_failure(
