@@ -7,7 +7,7 @@
 SHELL := /bin/sh
 BIN := .venv/bin
 INSTALLED := .venv/.kvtiers-installed
-PACKAGES := connector tiers policies tools
+PACKAGES := connector tiers policies simulator tools
 # mypy does not see a default editable install, whose packages an import hook
 # finds; a folder of links with the packages' real names it sees.
 LINKS := .cache/mypy-path/kvtiers

@@ -10,9 +10,17 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 MAY_NOT_IMPORT = {
-    "policies": ("kvtiers.tiers", "kvtiers.connector", "kvtiers.tools", "vllm", "torch"),
-    "tiers": ("kvtiers.connector", "kvtiers.tools", "vllm", "torch"),
-    "connector": ("kvtiers.tools",),
+    "policies": (
+        "kvtiers.tiers",
+        "kvtiers.simulator",
+        "kvtiers.connector",
+        "kvtiers.tools",
+        "vllm",
+        "torch",
+    ),
+    "tiers": ("kvtiers.simulator", "kvtiers.connector", "kvtiers.tools", "vllm", "torch"),
+    "simulator": ("kvtiers.connector", "kvtiers.tools", "vllm", "torch"),
+    "connector": ("kvtiers.simulator", "kvtiers.tools"),
     "tools": ("vllm",),
 }
 
