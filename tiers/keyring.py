@@ -149,7 +149,7 @@ _WHAT_IS_AN_ID = (
 
 def _dated() -> str:
     # Of two keys made in one month, by two people, ids must differ.
-    return f"{datetime.now(UTC):%Y-%m-%d}-{secrets.token_hex(2)}"
+    return f"{datetime.now(UTC):%Y-%m-%d}-{secrets.token_hex(4)}"
 
 
 def _entry(entry: str, what: str) -> tuple[str, bytes]:
