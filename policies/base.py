@@ -21,6 +21,9 @@ the conformance suite) keeps to this order:
               it is computed it comes as a store.
     store     admit(run, first tier), room, on_insert; then place(run), and for
               each tier it names the same three steps.
+    again     after the on_access of a hit: place_again(run), and for each tier it
+              names the same three steps for what the first tier holds of the run
+              and that one lacks.
     promote   admit (to take note: what a request waits for is promoted whatever
               the answer), room and on_insert on the nearer tier, before the on_access
               of the request it was done for. That on_access names the tier the
@@ -281,10 +284,25 @@ class Policy(ABC):
         """Tiers below the first that a new run is written to at once, in order."""
         return [tier.name for tier in self.tiers[1:]]
 
+    def place_again(self, run: Run) -> Sequence[str]:  # noqa: ARG002
+        """Tiers below the first that a run which was used again is written to now, in order.
+
+        For what ``place`` had left out until it proves its worth.
+        """
+        return []
+
     def demote(self, chunk: ChunkId, from_tier: str) -> str | None:  # noqa: ARG002
         """Tier to move ``chunk`` to before ``from_tier`` drops it, None to drop it.
 
         Asked only for chunks that no tier below ``from_tier`` holds.
+        """
+        return None
+
+    def reuse(self, run: Run, within: float) -> Sequence[float] | None:  # noqa: ARG002
+        """Probability that each chunk of ``run`` is used within so many seconds from now.
+
+        None from a policy that has no notion of it: who asks (``kvtiers.policies.placement``)
+        then goes by how often such chunks were used again.
         """
         return None
 
@@ -309,7 +327,7 @@ class Policy(ABC):
         """Runs the GPU should rather keep, most valuable first, up to ``n_bytes``.
 
         A soft pin: the engine owns the GPU's blocks and may evict them all the
-        same. No driver asks yet: soft pins come with the first policy that has
-        something to say here.
+        same. The vLLM connector asks about once a second while it computes, where its
+        user leaves room for soft pins.
         """
         return ()

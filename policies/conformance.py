@@ -199,7 +199,9 @@ class HierarchyModel(RuleBasedStateMachine):
             hits = {tier: n for tier, n in hits.items() if n} or {"gpu": len(run)}
             tier = data.draw(st.sampled_from(list(hits)))
             begin = first if first < hits[tier] else 0
-            self.twins.tell("on_access", run.head(hits[tier]).tail(begin), request, tier)
+            used = run.head(hits[tier]).tail(begin)
+            self.twins.tell("on_access", used, request, tier)
+            self._insert_again(used)
         self.twins.tell("on_start", request)
 
     @rule(of=st.integers(0), group=st.integers(0, GROUPS - 1), data=st.data())
@@ -288,6 +290,16 @@ class HierarchyModel(RuleBasedStateMachine):
         _assert_runs("anticipate", self.twins.ask("anticipate"))
         _assert_runs("favour", self.twins.ask("favour", 4 * CHUNK_BYTES))
 
+    @rule(of=st.integers(0), within=st.floats(0, 1000))
+    def foretell(self, of: int, within: float) -> None:
+        """Probabilities, one a chunk, or None."""
+        branch = self.branches[of % len(self.branches)]
+        run = branch.run(0, 0, len(branch.numbers), self.kind)
+        chances = self.twins.ask("reuse", run, within)
+        if chances is not None:
+            assert len(chances) == len(run), f"reuse({len(run)} chunks) returned {len(chances)}"
+            assert all(0.0 <= chance <= 1.0 for chance in chances), f"reuse: {chances}"
+
     # What must hold after each step -----------------------------------------
 
     @invariant()
@@ -331,6 +343,12 @@ class HierarchyModel(RuleBasedStateMachine):
                 self.held[tier][chunk] = run.tail(i).head(1)
             self.twins.tell("on_insert", run.head(n), tier)
 
+    def _insert_again(self, run: Run) -> None:
+        """What the first tier holds of a run that was used goes where it is wanted by now."""
+        held = run.head(_leading(run, self.held["cpu"]))
+        for tier in self._places(run, "place_again") if len(held) else ():
+            self._insert(held, tier)
+
     def _make_room(self, tier: str, n: int, keep: set[ChunkId]) -> int:
         if not CAPACITY[tier]:
             return n
@@ -359,12 +377,12 @@ class HierarchyModel(RuleBasedStateMachine):
             del self.held[tier][chunk]
         self.twins.tell("on_remove", chunks, tier)
 
-    def _places(self, run: Run) -> list[str]:
+    def _places(self, run: Run, question: str = "place") -> list[str]:
         below = list(CAPACITY)[1:]
-        places = self.twins.ask("place", run)
-        assert isinstance(places, list), f"place must return names of tiers, not {places!r}"
-        assert set(places) <= set(below), f"place must name some of {below}, not {places}"
-        assert len(places) == len(set(places)), f"place names a tier twice: {places}"
+        places = self.twins.ask(question, run)
+        assert isinstance(places, list), f"{question} must return names of tiers, not {places!r}"
+        assert set(places) <= set(below), f"{question} must name some of {below}, not {places}"
+        assert len(places) == len(set(places)), f"{question} names a tier twice: {places}"
         return places
 
 

@@ -13,8 +13,9 @@ where there are as many tenants as users. See docs/design/policies.md.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
+from kvtiers.policies.around import PolicyAround
 from kvtiers.policies.base import ChunkId, Policy, PolicyRequest, Run
 from kvtiers.policies.prefix_order import Chains, PrefixOrder
 from kvtiers.policies.sharded import ShardedDict
@@ -27,7 +28,7 @@ def with_quotas(policy: Policy) -> Policy:
     return QuotaPolicy(policy)
 
 
-class QuotaPolicy(Policy):
+class QuotaPolicy(PolicyAround):
     """Keeps each tenant within its quota of each tier; all else is the inner policy's.
 
     Chunks without a tenant belong to nobody: they count against no quota, and are evicted
@@ -38,10 +39,6 @@ class QuotaPolicy(Policy):
         inner: decides; told of everything.
 
     """
-
-    def __init__(self, inner: Policy) -> None:
-        self.inner = inner
-        super().__init__(inner.tiers, inner.config, inner.clock, inner.recompute_seconds)
 
     def setup(self) -> None:
         """A ledger per tier with a quota."""
@@ -58,27 +55,11 @@ class QuotaPolicy(Policy):
 
     # What happens -----------------------------------------------------------
 
-    def on_request(self, request: PolicyRequest) -> None:
-        """See ``Policy``."""
-        self.inner.on_request(request)
-
     def on_access(self, run: Run, request: PolicyRequest, tier: str) -> None:
         """Refresh the run among its tenant's chunks, in every tier."""
         self.inner.on_access(run, request, tier)
         for ledger in self._ledgers.values() if run.tenant else ():
             ledger.use(run)
-
-    def on_start(self, request: PolicyRequest) -> None:
-        """See ``Policy``."""
-        self.inner.on_start(request)
-
-    def on_finish(self, request: PolicyRequest) -> None:
-        """See ``Policy``."""
-        self.inner.on_finish(request)
-
-    def on_heat(self, run: Run, heat: Sequence[float]) -> None:
-        """See ``Policy``."""
-        self.inner.on_heat(run, heat)
 
     def on_insert(self, run: Run, tier: str) -> None:
         """Charge the run to its tenant."""
@@ -142,26 +123,6 @@ class QuotaPolicy(Policy):
         admitted = self.inner.admit(run.head(fitting), tier) if fitting else 0
         ledger.announce(run.head(admitted))
         return admitted
-
-    def place(self, run: Run) -> Sequence[str]:
-        """See ``Policy``."""
-        return self.inner.place(run)
-
-    def demote(self, chunk: ChunkId, from_tier: str) -> str | None:
-        """See ``Policy``."""
-        return self.inner.demote(chunk, from_tier)
-
-    def prefetch(self, request: PolicyRequest) -> Iterable[Run]:
-        """See ``Policy``."""
-        return self.inner.prefetch(request)
-
-    def anticipate(self) -> Iterable[Run]:
-        """See ``Policy``."""
-        return self.inner.anticipate()
-
-    def favour(self, n_bytes: int) -> Iterable[Run]:
-        """See ``Policy``."""
-        return self.inner.favour(n_bytes)
 
 
 class _Account:

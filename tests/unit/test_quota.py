@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from kvtiers.policies import ChunkFacts, ChunkId, Policy, PolicyRequest, Run, ScoredPolicy, TierInfo
 from kvtiers.policies.arc import ArcPolicy
+from kvtiers.policies.around import PolicyAround
 from kvtiers.policies.conformance import CHUNK_BYTES, PolicyConformance, _reachable
 from kvtiers.policies.lru import LruPolicy
 from kvtiers.policies.prefix_order import PrefixOrder
@@ -288,4 +289,5 @@ def test_no_question_and_no_news_misses_the_inner_policy() -> None:
         for name, member in inspect.getmembers(Policy, inspect.isfunction)
         if not name.startswith("_") and name != "setup"
     }
-    assert methods <= vars(QuotaPolicy).keys()
+    assert methods <= vars(PolicyAround).keys()
+    assert issubclass(QuotaPolicy, PolicyAround)
