@@ -1,0 +1,65 @@
+"""What the scheduler and the workers tell each other about attention heat.
+
+The scheduler knows requests and their chunks, a worker sees rows of a batch. So the
+scheduler sends, with the step that computes the end of a prompt, what to measure; the
+answer comes back with the worker's metadata, under the number of the job.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict, Field
+
+Readings = Mapping[tuple[int, int, int], NDArray[np.float32]]
+"""``(job, layer, rank)`` to ``[kv_heads, chunks]``: see ``attention_mass``. A rank knows
+its own KV heads only."""
+
+
+class HeatSettings(BaseModel):
+    """How attention heat is measured, if it is."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    layers: int = Field(
+        default=3, ge=1, description="how many layers are measured for a request, in turn"
+    )
+    window: int = Field(
+        default=32, ge=1, description="how many queries at the end of a prompt are measured"
+    )
+    every: int = Field(default=1, ge=1, description="which requests are measured: each n-th")
+
+
+@dataclass(frozen=True, slots=True)
+class HeatJob:
+    """The end of one prompt, which the step computes.
+
+    Attributes:
+        number: of the job.
+        turn: which of the layers it is the turn of, a counter.
+        group: KV-cache group whose layers are measured.
+        tokens: of the request that are in the KV cache once the step is done.
+        queries: how many of them, at the end, to measure; all are computed by the step.
+        last_block: KV block of the last token, which no other request of the step has.
+        block_tokens: tokens of a KV block.
+        chunk_tokens: tokens of a chunk.
+
+    """
+
+    number: int
+    turn: int
+    group: int
+    tokens: int
+    queries: int
+    last_block: int
+    block_tokens: int
+    chunk_tokens: int
+
+
+def layers_at(turn: int, wanted: int, count: int) -> range:
+    """Indices of ``wanted`` of ``count`` layers, spread evenly; all have been once in a round."""
+    step = max(1, count // wanted)
+    return range(turn % step, count, step)

@@ -1,0 +1,305 @@
+"""Measures, on a worker, what the end of a prompt attends to.
+
+vLLM's attention layers are reached through the forward context of its configuration, and
+``layer.impl.forward`` is wrapped: after it has run, queries are at hand and the keys are
+in the paged cache. On a GPU the wrapper runs in eager steps and between the pieces of
+piecewise graphs, which is where prompts are computed, not in replayed full graphs. Nothing
+waits for the GPU but the first measurement of each layer.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from kvtiers.connector.heat import HeatJob, HeatSettings, Readings, layers_at
+from kvtiers.connector.heat_mass import attention_mass
+from kvtiers.connector.heat_views import Keys, keys_of
+from numpy.typing import NDArray
+from vllm.v1.kv_cache_interface import FullAttentionSpec
+
+logger = logging.getLogger(__name__)
+
+# Elements of keys that are gathered at once: the engine has laid claim to most of the
+# memory already.
+_MOST_KEYS = 1 << 22
+
+
+@dataclass(eq=False)
+class _Layer:
+    """An attention layer that can be measured.
+
+    Attributes:
+        module: vLLM's layer.
+        number: which layer of the model it is.
+        group: its KV-cache group.
+        keys: gets keys out of its cache.
+        trusted: whether ``keys`` was seen to give what was stored.
+
+    """
+
+    module: Any
+    number: int
+    group: int
+    keys: Keys
+    trusted: bool = False
+
+
+@dataclass(frozen=True)
+class _Measured:
+    """What is on its way to the host, and whether its row was found in the batch."""
+
+    key: tuple[int, int, int]
+    mass: torch.Tensor
+    found: torch.Tensor
+    ready: Callable[[], bool]
+
+
+class HeatProbe:
+    """One worker's probe. All methods run on the worker's thread.
+
+    What can't be measured is told once, and the probe is off from then on: a fault here
+    must not end the engine.
+
+    Args:
+        settings: how much is measured.
+        layers: vLLM's attention layers by name (``static_forward_context``).
+        groups: vLLM's KV-cache groups, with their layers' names.
+        rank: of this worker, which tells its KV heads from those of others.
+
+    """
+
+    def __init__(
+        self, settings: HeatSettings, layers: Mapping[str, Any], groups: Sequence[Any], rank: int
+    ) -> None:
+        self._settings = settings
+        self._modules, self._groups, self._rank = layers, groups, rank
+        self._layers: list[_Layer] | None = None
+        self._jobs: dict[_Layer, list[HeatJob]] = {}
+        self._measured: list[_Measured] = []
+        self._off = False
+
+    def begin(self, jobs: Sequence[HeatJob]) -> None:
+        """A step begins, at whose end these can be measured."""
+        self._jobs = {}
+        if not jobs or self._off:
+            return
+        if self._layers is None:
+            self._layers = self._attach()
+        for job in jobs:
+            its = [layer for layer in self._layers if layer.group == job.group]
+            for index in layers_at(job.turn, self._settings.layers, len(its)):
+                self._jobs.setdefault(its[index], []).append(job)
+
+    def take(self) -> Readings:
+        """What has been measured and has arrived since the last call."""
+        waiting, taken = [], {}
+        for measured in self._measured:
+            if not measured.ready():
+                waiting.append(measured)
+            elif bool(measured.found):
+                mass: NDArray[np.float32] = measured.mass.numpy()
+                taken[measured.key] = mass
+        self._measured = waiting
+        return taken
+
+    # Layers -----------------------------------------------------------------
+
+    def _attach(self) -> list[_Layer]:
+        layers: list[_Layer] = []
+        refused: dict[str, str] = {}
+        for name, group in self._candidates():
+            module = self._modules[name]
+            keys = _keys_of(module)
+            if isinstance(keys, str):
+                refused[name] = keys
+            else:
+                layers.append(_Layer(module, _number(name), group, keys))
+        layers.sort(key=lambda layer: layer.number)
+        if not layers:
+            reasons = sorted(set(refused.values())) or ["no layer has full attention"]
+            self._turn_off("; ".join(reasons))
+        for layer in layers:
+            self._wrap(layer)
+        return layers
+
+    def _candidates(self) -> Iterator[tuple[str, int]]:
+        for number, group in enumerate(self._groups):
+            # Subclasses are other things: latent attention, sinks, windows.
+            if type(group.kv_cache_spec) is FullAttentionSpec:
+                for name in group.layer_names:
+                    if name in self._modules:
+                        yield name, number
+
+    def _wrap(self, layer: _Layer) -> None:
+        forward = layer.module.impl.forward
+
+        @functools.wraps(forward)
+        def measured(
+            module: Any,
+            query: Any,
+            key: Any,
+            value: Any,
+            cache: Any,
+            metadata: Any,
+            *args: Any,
+            **kwargs: Any,
+        ) -> Any:
+            output = forward(module, query, key, value, cache, metadata, *args, **kwargs)
+            if layer in self._jobs and metadata is not None:
+                self._try_measure(layer, query, key, cache, metadata)
+            return output
+
+        layer.module.impl.forward = measured
+
+    def _turn_off(self, why: str, error: Exception | None = None) -> None:
+        self._off, self._jobs = True, {}
+        logger.warning(
+            "Attention heat is not measured (%s). The policy works without it; set "
+            "attention_heat to false to be rid of this warning.",
+            why,
+            exc_info=error,
+        )
+
+    # Measuring --------------------------------------------------------------
+
+    def _try_measure(
+        self, layer: _Layer, query: torch.Tensor, key: Any, cache: torch.Tensor, metadata: Any
+    ) -> None:
+        try:
+            for job in self._jobs.pop(layer):
+                self._measure(layer, job, query, key, cache, metadata)
+        except Exception as error:  # noqa: BLE001  # a probe's fault must not end the engine
+            self._turn_off(f"measuring layer {layer.number} failed: {error}", error)
+
+    def _measure(
+        self,
+        layer: _Layer,
+        job: HeatJob,
+        query: torch.Tensor,
+        key: Any,
+        cache: torch.Tensor,
+        metadata: Any,
+    ) -> None:
+        found, row, blocks = _locate(job, cache, metadata)
+        last = metadata.query_start_loc.index_select(0, row + 1) - 1
+        if not layer.trusted and not self._check(layer, job, key, last, found, cache, blocks):
+            return
+        index = last - torch.arange(job.queries - 1, -1, -1, device=last.device)
+        size = layer.module.head_size
+        mass = _mass_of(
+            layer, query.index_select(0, index).view(job.queries, -1, size), job, cache, blocks
+        )
+        self._send((job.number, layer.number, self._rank), mass, found)
+
+    def _check(
+        self,
+        layer: _Layer,
+        job: HeatJob,
+        key: Any,
+        last: torch.Tensor,
+        found: torch.Tensor,
+        cache: torch.Tensor,
+        blocks: torch.Tensor,
+    ) -> bool:
+        """Whether the cache's last key is the one that this step has put there."""
+        if not bool(found):
+            return False
+        size = layer.module.head_size
+        ours = layer.keys(cache, blocks[-1:], size)[:, :, (job.tokens - 1) % cache.shape[2]]
+        stored = key.index_select(0, last).view(-1, size)
+        layer.trusted = torch.equal(ours, stored)
+        if not layer.trusted:
+            self._turn_off(
+                f"the KV cache of {layer.module.attn_backend.get_name()} is not arranged as "
+                "kvtiers knows it"
+            )
+        return layer.trusted
+
+    def _send(self, key: tuple[int, int, int], mass: torch.Tensor, found: torch.Tensor) -> None:
+        if mass.device.type == "cpu":
+            self._measured.append(_Measured(key, mass, found, lambda: True))
+            return
+        here = mass.to("cpu", non_blocking=True)
+        found_here = found.to("cpu", non_blocking=True)
+        event = torch.Event(mass.device.type)
+        event.record()
+        self._measured.append(_Measured(key, here, found_here, event.query))
+
+
+def _keys_of(module: Any) -> Keys | str:
+    """How to get at a layer's keys, or why there is no way."""
+    backend: str = module.attn_backend.get_name()
+    impl = module.impl
+    if module.sliding_window is not None:
+        return "layers with a sliding window see a part only"
+    if getattr(impl, "alibi_slopes", None) is not None or getattr(impl, "sinks", None) is not None:
+        return "its attention has ALiBi slopes or learned sinks"
+    if module.kv_cache_dtype not in ("auto", "float16", "bfloat16", "float32"):
+        return f"the KV cache is quantised ({module.kv_cache_dtype})"
+    if getattr(impl, "dcp_world_size", 1) > 1:
+        return "decode context parallelism spreads the keys of a head over ranks"
+    kernel = getattr(module, "isa", "")
+    known = keys_of(backend, kernel)
+    if known is None:
+        return f"the arrangement of {backend}'s KV cache is not known" + f" ({kernel})" * bool(
+            kernel
+        )
+    return known
+
+
+def _number(name: str) -> int:
+    """Which layer of the model: the first number in its name."""
+    return next((int(part) for part in name.split(".") if part.isdigit()), 0)
+
+
+def _locate(
+    job: HeatJob, cache: torch.Tensor, metadata: Any
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Where the job's request is in the batch: whether it is, its row, its blocks.
+
+    A backend's blocks may be parts of the KV-cache manager's.
+    """
+    tokens = cache.shape[2]
+    parts = job.block_tokens // tokens
+    at = (job.tokens - 1) // tokens
+    expected = job.last_block * parts + at % parts
+    table = metadata.block_table
+    rows = min(len(table), len(metadata.seq_lens))
+    same = (metadata.seq_lens[:rows] == job.tokens) & (table[:rows, at] == expected)
+    row = same.int().argmax().view(1)
+    blocks = table.index_select(0, row)[0, : at + 1]
+    return same.any(), row, blocks
+
+
+def _mass_of(
+    layer: _Layer, query: torch.Tensor, job: HeatJob, cache: torch.Tensor, blocks: torch.Tensor
+) -> torch.Tensor:
+    """``[kv_heads, chunks]``, few heads at a time."""
+    module, heads = layer.module, cache.shape[1]
+    group = query.shape[1] // heads
+    step = max(1, _MOST_KEYS // (len(blocks) * cache.shape[2] * module.head_size))
+    parts = []
+    for begin in range(0, heads, step):
+        count = min(step, heads - begin)
+        keys = layer.keys(cache.narrow(1, begin, count), blocks, module.head_size)
+        parts.append(
+            attention_mass(
+                query.narrow(1, begin * group, count * group),
+                keys,
+                job.tokens - job.queries,
+                module.impl.scale,
+                job.chunk_tokens,
+                _softcap(module.impl),
+            )
+        )
+    return torch.cat(parts)
+
+
+def _softcap(impl: Any) -> float:
+    return float(getattr(impl, "logits_soft_cap", None) or 0.0)

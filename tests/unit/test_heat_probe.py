@@ -1,0 +1,314 @@
+"""The probe's figures against attention computed by hand, over caches as vLLM fills them."""
+
+from __future__ import annotations
+
+import logging
+import re
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from kvtiers.connector.heat import HeatJob, HeatSettings, layers_at
+from kvtiers.connector.heat_mass import attention_mass
+from kvtiers.connector.heat_probe import HeatProbe
+from kvtiers.connector.heat_views import amx_tiles, column_major, keys_of, token_by_token
+from vllm import _custom_ops as ops
+from vllm.v1.kv_cache_interface import FullAttentionSpec, SlidingWindowSpec
+
+HEADS, GROUP, SIZE, BLOCK = 2, 3, 32, 32
+SCALE = SIZE**-0.5
+
+
+def by_hand(query: torch.Tensor, keys: torch.Tensor, chunk: int) -> torch.Tensor:
+    """Mean attention per chunk: query ``[n, heads * group, size]`` are the last of ``keys``."""
+    tokens, queries = len(keys), len(query)
+    chunks = -(-tokens // chunk)
+    mass = torch.zeros(keys.shape[1], chunks)
+    visible = torch.zeros(chunks)
+    for i in range(queries):
+        position = tokens - queries + i
+        for c in range(chunks):
+            visible[c] += position >= c * chunk
+        for head in range(query.shape[1]):
+            kv = head // (query.shape[1] // keys.shape[1])
+            logits = keys[: position + 1, kv] @ query[i, head] * SCALE
+            for at, share in enumerate(torch.softmax(logits, 0).tolist()):
+                mass[kv, at // chunk] += share
+    return mass / (visible * (query.shape[1] // keys.shape[1]))
+
+
+def draw(tokens: int, heads: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(tokens, heads, SIZE, generator=torch.Generator().manual_seed(seed))
+
+
+@settings(max_examples=40, deadline=None)
+@given(tokens=st.integers(1, 70), window=st.integers(1, 70), chunk=st.integers(1, 40))
+def test_mass_is_the_attention_of_the_window_per_chunk(tokens, window, chunk) -> None:
+    window = min(window, tokens)
+    query, keys = draw(window, HEADS * GROUP), draw(tokens, HEADS, 1)
+    mass = attention_mass(query, keys.permute(1, 2, 0), tokens - window, SCALE, chunk)
+    torch.testing.assert_close(mass, by_hand(query, keys, chunk))
+
+
+def test_a_window_in_parts_measures_the_same(monkeypatch) -> None:
+    query, keys = draw(20, HEADS * GROUP), draw(64, HEADS, 1).permute(1, 2, 0)
+    whole = attention_mass(query, keys, 44, SCALE, 16)
+    monkeypatch.setattr("kvtiers.connector.heat_mass._MOST_LOGITS", 3 * HEADS * GROUP * 64)
+    torch.testing.assert_close(attention_mass(query, keys, 44, SCALE, 16), whole)
+
+
+def test_a_soft_cap_flattens_attention() -> None:
+    query, keys = 30 * draw(4, HEADS * GROUP), draw(64, HEADS, 1).permute(1, 2, 0)
+    sharp = attention_mass(query, keys, 60, SCALE, 8)
+    capped = attention_mass(query, keys, 60, SCALE, 8, softcap=0.1)
+    assert capped.max() < 1.5 / 8 < sharp.max()
+
+
+@pytest.mark.parametrize(
+    ("kernel", "dtype", "view"),
+    [
+        ("vec", torch.float32, column_major),
+        ("vec16", torch.bfloat16, column_major),
+        ("amx", torch.bfloat16, amx_tiles),
+    ],
+)
+def test_keys_come_back_as_vllms_kernel_stored_them(kernel, dtype, view) -> None:
+    keys = draw(80, HEADS).to(dtype)
+    cache, blocks = stored(keys, [4, 1, 3], kernel)
+    got = view(cache, torch.tensor(blocks), SIZE)
+    torch.testing.assert_close(got[:, :, :80], keys.permute(1, 2, 0), rtol=0, atol=0)
+    assert keys_of("CPU_ATTN", kernel) is view
+
+
+def test_keys_come_back_from_a_cache_of_keys_and_values_token_by_token() -> None:
+    keys = draw(80, HEADS)
+    cache = torch.zeros(6, HEADS, BLOCK, 2 * SIZE)
+    for token, key in enumerate(keys):
+        cache[[4, 1, 3][token // BLOCK], :, token % BLOCK, :SIZE] = key
+    got = token_by_token(cache, torch.tensor([4, 1, 3]), SIZE)
+    assert torch.equal(got[:, :, :80], keys.permute(1, 2, 0))
+
+
+def stored(keys: torch.Tensor, blocks: list[int], kernel: str) -> tuple[torch.Tensor, list[int]]:
+    """A cache of six blocks into which vLLM's kernel wrote the keys."""
+    cache = torch.zeros(6, HEADS, BLOCK, 2 * SIZE, dtype=keys.dtype)
+    slots = torch.tensor([blocks[i // BLOCK] * BLOCK + i % BLOCK for i in range(len(keys))])
+    write(cache, keys, slots, kernel)
+    return cache, blocks
+
+
+def write(cache: torch.Tensor, keys: torch.Tensor, slots: torch.Tensor, kernel: str) -> None:
+    halves = cache.view(len(cache), HEADS, 2 * BLOCK, -1).chunk(2, dim=2)
+    ops.cpu_attn_reshape_and_cache(
+        keys, keys + 1, *halves, slots, kernel, k_scale=1.0, v_scale=1.0, kv_cache_dtype="auto"
+    )
+
+
+# The probe over layers that stand in for a model's ---------------------------
+
+
+class Impl:
+    scale = SCALE
+
+    def forward(self, layer, query, key, value, kv_cache, attn_metadata, output=None):
+        return output
+
+
+@dataclass
+class Layer:
+    """What the probe looks at in vLLM's ``Attention``."""
+
+    backend: str = "CPU_ATTN"
+    sliding_window: int | None = None
+    kv_cache_dtype: str = "auto"
+    head_size: int = SIZE
+    isa: str = "vec"
+    impl: Any = field(default_factory=Impl)
+
+    @property
+    def attn_backend(self) -> Any:
+        return SimpleNamespace(get_name=lambda: self.backend)
+
+
+def group(*names: str) -> Any:
+    spec = FullAttentionSpec(
+        block_size=BLOCK, num_kv_heads=HEADS, head_size=SIZE, dtype=torch.float32
+    )
+    return SimpleNamespace(kv_cache_spec=spec, layer_names=list(names))
+
+
+def job(**changes: Any) -> HeatJob:
+    facts = {
+        "number": 7,
+        "turn": 0,
+        "group": 0,
+        "tokens": 70,
+        "queries": 5,
+        "last_block": 3,
+        "block_tokens": BLOCK,
+        "chunk_tokens": 16,
+    }
+    return HeatJob(**(facts | changes))
+
+
+class Step:
+    """A step with three rows: a decode, the end of a prompt of 70 tokens, a prompt of 40."""
+
+    blocks = ((0, 5, 0), (4, 1, 3), (2, 4, 0))
+    lengths = (33, 70, 40)
+    computed = (1, 10, 40)
+
+    def __init__(self) -> None:
+        self.keys = draw(70, HEADS, 1)
+        self.cache, _ = stored(self.keys, [4, 1, 3], "vec")
+        self.query = draw(sum(self.computed), HEADS * GROUP, 2)
+        self.key = draw(sum(self.computed), HEADS, 3)
+        self.key[1:11] = self.keys[60:]
+        self.metadata = SimpleNamespace(
+            seq_lens=torch.tensor(self.lengths),
+            block_table=torch.tensor(self.blocks),
+            query_start_loc=torch.tensor([0, 1, 11, 51]),
+        )
+
+    def run(self, layer: Layer) -> Any:
+        return layer.impl.forward(
+            layer, self.query, self.key, self.key, self.cache, self.metadata, output="output"
+        )
+
+
+def probe_over(*layers: Layer, settings: HeatSettings | None = None) -> HeatProbe:
+    named = {f"model.layers.{i}.self_attn.attn": layer for i, layer in enumerate(layers)}
+    return HeatProbe(settings or HeatSettings(), named, [group(*named)], rank=1)
+
+
+def test_the_end_of_a_prompt_in_a_batch_is_measured_through_its_block_table() -> None:
+    step, layer = Step(), Layer()
+    probe = probe_over(layer)
+    probe.begin([job()])
+    assert step.run(layer) == "output"
+    ((key, mass),) = probe.take().items()
+    assert key == (7, 0, 1)
+    expected = by_hand(step.query[6:11], step.keys, 16)
+    torch.testing.assert_close(torch.from_numpy(mass), expected)
+    assert probe.take() == {}
+
+
+def test_heads_measured_one_at_a_time_give_the_same(monkeypatch) -> None:
+    monkeypatch.setattr("kvtiers.connector.heat_probe._MOST_KEYS", 1)
+    test_the_end_of_a_prompt_in_a_batch_is_measured_through_its_block_table()
+
+
+def test_blocks_of_the_kernel_may_be_parts_of_the_managers() -> None:
+    step, layer = Step(), Layer()
+    probe = probe_over(layer)
+    # The manager's block 1 is the kernel's 2 and 3; the last token is in the first of its half.
+    probe.begin([job(last_block=1, block_tokens=2 * BLOCK)])
+    step.metadata.block_table = torch.tensor(((0, 5, 0), (4, 1, 2), (2, 4, 0)))
+    step.cache, _ = stored(step.keys, [4, 1, 2], "vec")
+    step.run(layer)
+    ((_, mass),) = probe.take().items()
+    torch.testing.assert_close(torch.from_numpy(mass), by_hand(step.query[6:11], step.keys, 16))
+
+
+@pytest.mark.parametrize("changes", [{"last_block": 2}, {"tokens": 69}])
+def test_a_request_that_is_not_in_the_batch_gives_nothing(changes) -> None:
+    step, layer = Step(), Layer()
+    probe = probe_over(layer)
+    probe.begin([job()])
+    step.run(layer)  # from here on the layer is trusted
+    probe.take()
+    probe.begin([job(**changes)])
+    step.run(layer)
+    assert probe.take() == {}
+
+
+def test_without_a_job_and_without_metadata_nothing_is_measured() -> None:
+    step, layer = Step(), Layer()
+    probe = probe_over(layer)
+    probe.begin([job()])
+    step.metadata, metadata = None, step.metadata
+    step.run(layer)
+    probe.begin([])
+    step.metadata = metadata
+    step.run(layer)
+    assert probe.take() == {}
+
+
+def test_layers_take_turns_until_all_have_been_measured() -> None:
+    layers = [Layer() for _ in range(7)]
+    step, probe = Step(), probe_over(*layers, settings=HeatSettings(layers=2))
+    seen = []
+    for turn in range(3):
+        probe.begin([job(turn=turn)])
+        for layer in layers:
+            step.run(layer)
+        seen.append([number for _, number, _ in probe.take()])
+    assert seen == [[0, 3, 6], [1, 4], [2, 5]]
+
+
+@settings(max_examples=50, deadline=None)
+@given(wanted=st.integers(1, 90), count=st.integers(1, 90))
+def test_a_round_of_turns_has_every_layer_once(wanted, count) -> None:
+    turns = max(1, count // wanted)
+    seen = [index for turn in range(turns) for index in layers_at(turn, wanted, count)]
+    assert sorted(seen) == list(range(count))
+
+
+@pytest.mark.parametrize(
+    ("layer", "why"),
+    [
+        (Layer(backend="FLASHINFER", isa=""), "FLASHINFER"),
+        (Layer(isa="neon"), r"CPU_ATTN's KV cache is not known \(neon\)"),
+        (Layer(kv_cache_dtype="fp8_e4m3"), "quantised"),
+        (Layer(sliding_window=64), "sliding window"),
+    ],
+)
+def test_what_cannot_be_measured_is_told_once_and_left_alone(layer, why, caplog) -> None:
+    probe, step = probe_over(layer), Step()
+    with caplog.at_level(logging.WARNING):
+        for _ in range(2):
+            probe.begin([job()])
+            assert step.run(layer) == "output"
+    (record,) = caplog.records
+    assert "Attention heat is not measured" in record.getMessage()
+    assert re.search(why, record.getMessage())
+    assert probe.take() == {}
+
+
+def test_a_cache_with_other_bytes_than_were_stored_turns_the_probe_off(caplog) -> None:
+    step, layer = Step(), Layer()
+    probe = probe_over(layer)
+    step.key = step.key + 1
+    probe.begin([job()])
+    with caplog.at_level(logging.WARNING):
+        step.run(layer)
+    assert "CPU_ATTN is not arranged as kvtiers knows it" in caplog.text
+    assert probe.take() == {}
+
+
+def test_a_failure_of_the_measurement_never_reaches_the_engine(caplog) -> None:
+    step, layer = Step(), Layer()
+    probe = probe_over(layer)
+    step.metadata.block_table = "not a table"
+    probe.begin([job()])
+    with caplog.at_level(logging.WARNING):
+        assert step.run(layer) == "output"
+    assert "measuring layer 0 failed" in caplog.text
+    probe.begin([job()])
+    assert probe.take() == {}
+
+
+def test_only_groups_with_full_attention_are_looked_into(caplog) -> None:
+    layer = Layer()
+    spec = SlidingWindowSpec(
+        block_size=BLOCK, num_kv_heads=HEADS, head_size=SIZE, dtype=torch.float32, sliding_window=64
+    )
+    windowed = SimpleNamespace(kv_cache_spec=spec, layer_names=["model.layers.0.attn"])
+    probe = HeatProbe(HeatSettings(), {"model.layers.0.attn": layer}, [windowed], rank=0)
+    with caplog.at_level(logging.WARNING):
+        probe.begin([job()])
+    assert "no layer has full attention" in caplog.text
