@@ -1,0 +1,85 @@
+"""Finds and reads traces, whatever their format."""
+
+from __future__ import annotations
+
+import difflib
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from types import ModuleType
+
+from kvtiers.simulator import format_parquet
+from kvtiers.simulator.errors import TraceError
+from kvtiers.simulator.rows import Source, make_trace
+from kvtiers.simulator.trace import Trace
+
+FOLDER_VARIABLE = "KVTIERS_TRACES"
+DEFAULT_FOLDER = "../shared/traces"
+_ENDINGS = (".parquet", ".jsonl", ".msgpack")
+# Each has ``recognises(head)`` and ``open_source(path)``; the first that
+# recognises a file's beginning reads it.
+_FORMATS: Sequence[ModuleType] = (format_parquet,)
+_HEAD_BYTES = 65536
+
+
+def read_trace(
+    *places: str | os.PathLike[str], chunk_tokens: int | None = None, name: str = ""
+) -> Trace:
+    """Read one trace, from one file or from several that are its parts.
+
+    Args:
+        places: paths, or names of files in the folder that ``KVTIERS_TRACES`` says,
+            by default ``../shared/traces``; then without their ending, if you like.
+        chunk_tokens: tokens of a chunk, a multiple of the file's block. By default
+            what was recorded, or the smallest multiple of at least 256 tokens.
+        name: what to call it. By default the files' names.
+
+    Raises:
+        TraceError: there is no such file, it is damaged, or nothing here reads it.
+        SimulatorError: reading it needs a package that is not installed.
+
+    """
+    paths = [find(os.fspath(place)) for place in places]
+    sources = [_open(path) for path in paths]
+    return make_trace(name or "+".join(path.stem for path in paths), sources, chunk_tokens)
+
+
+def find(place: str) -> Path:
+    """The file that ``place`` names.
+
+    Raises:
+        TraceError: there is none.
+
+    """
+    folder = Path(os.environ.get(FOLDER_VARIABLE, DEFAULT_FOLDER))
+    tried = [Path(place)]
+    if os.sep not in place:
+        tried += [folder / f"{place}{ending}" for ending in ("", *_ENDINGS)]
+    for path in tried:
+        if path.exists():
+            return path
+    known = sorted(path.stem for path in folder.glob("*") if path.suffix in _ENDINGS)
+    close = difflib.get_close_matches(Path(place).stem, known, n=1)
+    raise TraceError(
+        f"no trace at '{place}'{f' nor in {folder}' if os.sep not in place else ''}."
+        + (f" Did you mean '{close[0]}'?" if close else "")
+        + f" A trace is a file, or the name of one in the folder that {FOLDER_VARIABLE} names."
+        + (f" There: {', '.join(known)}." if known else "")
+    )
+
+
+def _open(path: Path) -> Source:
+    try:
+        with open(path, "rb") as file:
+            head = file.read(_HEAD_BYTES)
+    except OSError as error:
+        raise TraceError(f"{path}: it can't be read: {error.strerror or error}") from None
+    for module in _FORMATS:
+        if module.recognises(head):
+            source: Source = module.open_source(str(path))
+            return source
+    raise TraceError(
+        f"{path}: not a trace in a known format. Known: Parquet (recorded by kvtiers, or runs of "
+        "block ids), Mooncake's JSONL, LMCache's lookup-hash log, vLLM's KV events (JSONL or "
+        "msgpack)."
+    )
