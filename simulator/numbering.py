@@ -83,7 +83,9 @@ class Numbering:
         """
         parents = self._parents[: self.count]
         # Where a number does not follow the one before it, a piece begins.
-        begins = np.flatnonzero(parents != np.arange(self.count) - 1)
+        follows = parents == np.arange(self.count) - 1
+        follows[:1] = False
+        begins = np.flatnonzero(~follows)
         ends = np.append(begins[1:], self.count)
         offsets = np.zeros(self.count, np.int64)
         at = 0

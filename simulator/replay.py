@@ -189,7 +189,8 @@ class _Tier:
     def _make_room(self, n: int, path: Sequence[range]) -> None:
         self._mark(path, _HELD, _PINNED)
         named = self._policy.victims(TIER, n * self._chunk_bytes)
-        self._remove(self._unused(cast("Iterator[int]", named), n))
+        if unused := self._unused(cast("Iterator[int]", named), n):
+            self._remove(unused)
         self._mark(path, _PINNED, _HELD)
 
     def _unused(self, named: Iterator[int], n: int) -> list[int]:
