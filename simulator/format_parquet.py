@@ -5,8 +5,9 @@ each request, ``req`` being its number in the order in which the engine admitted
 which rows are sorted here. The file's metadata says ``kvtiers_trace: 1``, ``chunk_tokens``
 and ``chunk_bytes``. Block lists are runs, as below: ``run_start``, ``run_len`` of the
 prompt's full chunks, ``output_run_start``, ``output_run_len`` of those that the output
-completed. A folder of such files, as an engine writes it, is one trace. Columns such as
-what the live cache hit are read by whoever compares with it.
+completed, left out here where the engine's tiers were not given those. A folder of such
+files, as an engine writes it, is one trace. Columns such as what the live cache hit are
+read by whoever compares with it.
 
 **Runs.** ``run_start`` and ``run_len`` are the request's block ids, run-length coded, with
 ``t_s``, ``input_len``, ``output_len``; ``block_tokens`` stands in the metadata. One id for
@@ -26,6 +27,7 @@ from kvtiers.simulator.errors import SimulatorError, TraceError
 from kvtiers.simulator.numbering import Ids
 from kvtiers.simulator.rows import Row, Source
 from kvtiers.simulator.trace import TraceRequest
+from kvtiers.tiers.recording_format import HIT, RecordingError, parts_of
 
 VERSION = "1"
 _MAGIC = b"PAR1"
@@ -34,6 +36,7 @@ _NEEDED = ("t_s", "input_len", "output_len")
 _NOT_HINTS = {
     *_NEEDED,
     *("req", "run_start", "run_len", "session", "turn", "stop", "t_in_session_s", "api_s"),
+    *("queued_s", "busy_s", "tenant", "finish"),
 }
 # A larger id would take too large a table; no file of runs has so many blocks.
 _MOST_IDS = 1 << 28
@@ -75,7 +78,9 @@ def _table(path: str) -> Any:
             f"{path}: reading Parquet needs pyarrow. Try: pip install 'kvtiers[simulate]'."
         ) from None
     try:
-        return parquet.read_table(path)
+        return parquet.read_table(parts_of(path))
+    except RecordingError as error:
+        raise TraceError(str(error)) from None
     except (pa.ArrowException, OSError) as error:
         raise TraceError(f"{path}: it is damaged: {' '.join(str(error).split())}") from None
 
@@ -102,6 +107,10 @@ def _recorded(path: str, table: Any, metadata: Mapping[str, str]) -> Source:
         )
     tokens = _number(path, metadata, "chunk_tokens")
     nbytes = metadata.get("chunk_bytes", "")
+    if "req" not in table.column_names:
+        raise TraceError(f"{path}: it lacks the column req, which a recording has.")
+    if metadata.get("stores_output") == "false":
+        table = table.drop_columns(["output_run_start", "output_run_len"])
     # Rows are written as requests end.
     rows = _run_rows(path, table.sort_by("req"), tokens)
     return Source(path, tokens, rows, int(nbytes) if nbytes.isdigit() else 0, recorded=True)
@@ -149,6 +158,9 @@ class _Columns:
         self._path = path
         self._table = table
         self._values = {name: self._plain(name) for name in table.column_names if self._flat(name)}
+        self._hints = [
+            name for name in self._values if name not in _NOT_HINTS and not name.startswith(HIT)
+        ]
 
     def _flat(self, name: str) -> bool:
         import pyarrow.types as types
@@ -193,7 +205,7 @@ class _Columns:
         """Row ``i`` without its chunks."""
         values = self._values
         turn = values["turn"][i] if "turn" in values else None
-        hints = {name: values[name][i] for name in values if name not in _NOT_HINTS}
+        hints = {name: values[name][i] for name in self._hints}
         return TraceRequest(
             row=i,
             arrival=float(values["t_s"][i]),

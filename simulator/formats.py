@@ -12,6 +12,7 @@ from kvtiers.simulator import format_parquet
 from kvtiers.simulator.errors import TraceError
 from kvtiers.simulator.rows import Source, make_trace
 from kvtiers.simulator.trace import Trace
+from kvtiers.tiers.recording_format import is_recording
 
 FOLDER_VARIABLE = "KVTIERS_TRACES"
 DEFAULT_FOLDER = "../shared/traces"
@@ -29,7 +30,8 @@ def read_trace(
 
     Args:
         places: paths, or names of files in the folder that ``KVTIERS_TRACES`` says,
-            by default ``../shared/traces``; then without their ending, if you like.
+            by default ``../shared/traces``; then without their ending, if you like. A
+            folder that an engine has recorded in, or ``FOLDER/RECORDING``, is one file.
         chunk_tokens: tokens of a chunk, a multiple of the file's block. By default
             what was recorded, or the smallest multiple of at least 256 tokens.
         name: what to call it. By default the files' names.
@@ -56,7 +58,7 @@ def find(place: str) -> Path:
     if os.sep not in place:
         tried += [folder / f"{place}{ending}" for ending in ("", *_ENDINGS)]
     for path in tried:
-        if path.exists():
+        if path.exists() or is_recording(path):
             return path
     known = sorted(path.stem for path in folder.glob("*") if path.suffix in _ENDINGS)
     close = difflib.get_close_matches(Path(place).stem, known, n=1)
@@ -69,6 +71,8 @@ def find(place: str) -> Path:
 
 
 def _open(path: Path) -> Source:
+    if not path.is_file():
+        return format_parquet.open_source(str(path))
     try:
         with open(path, "rb") as file:
             head = file.read(_HEAD_BYTES)
