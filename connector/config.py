@@ -27,6 +27,7 @@ from kvtiers.connector.config_lmcache_values import Use, missed_of, said_of
 from kvtiers.connector.config_settings import WARM_CACHE_RATIO, Settings
 from kvtiers.connector.config_sources import EXTRA, Layers, Source, gather
 from kvtiers.connector.config_specs import PolicySpec, TierSpec
+from kvtiers.connector.heat import HeatSettings
 from kvtiers.connector.sizes import Capacity
 from kvtiers.tiers import TierConfig
 from kvtiers.tiers.units import PORTION, SIZE
@@ -62,6 +63,15 @@ class Config(Settings):
 
     tiers: tuple[TierSpec, ...]
     policy: PolicySpec
+
+    @property
+    def heat(self) -> HeatSettings | None:
+        """How attention heat is measured, None if it is not."""
+        choice = self.attention_heat
+        if isinstance(choice, HeatSettings):
+            return choice
+        wanted = self.policy.wants_heat if choice == "auto" else choice
+        return HeatSettings() if wanted else None
 
     def tier_configs(
         self, chunk_bytes: int, engines: int = 1, promised_bytes: int = 0

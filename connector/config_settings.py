@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
+from kvtiers.connector.heat import HeatChoice
 from kvtiers.tiers.units import Portion, Share
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
 
@@ -68,6 +69,11 @@ class Settings(BaseModel):
         default=None,
         description="the most that each tenant (cache_salt) may hold of each tier that has no "
         "'tenant_quota' of its own, without limit if not set",
+    )
+    attention_heat: HeatChoice = Field(
+        default="auto",
+        description="whether, and how, it is measured which chunks prompts attend to; with 'auto', "
+        "if the policy asks for it",
     )
     canonical_layout: Literal["auto", True, False] = Field(
         default="auto",

@@ -161,6 +161,11 @@ class PolicySpec(BaseModel):
     type: str
     options: BaseModel
 
+    @property
+    def wants_heat(self) -> bool:
+        """Whether the policy has use for measured attention."""
+        return POLICIES.get(self.type).wants_heat
+
     def make(
         self,
         tiers: Sequence[TierInfo],

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Annotated, Literal
 
 import numpy as np
+from kvtiers.connector.config_errors import did_you_mean, shown
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 Readings = Mapping[tuple[int, int, int], NDArray[np.float32]]
 """``(job, layer, rank)`` to ``[kv_heads, chunks]``: see ``attention_mass``. A rank knows
@@ -31,6 +33,34 @@ class HeatSettings(BaseModel):
         default=32, ge=1, description="how many queries at the end of a prompt are measured"
     )
     every: int = Field(default=1, ge=1, description="which requests are measured: each n-th")
+
+
+_ALLOWED = (
+    "it must be 'auto', true, false, or a mapping with some of layers, window and every, whole "
+    "numbers from 1 on"
+)
+
+
+def _checked(value: object) -> object:
+    """Raises ValueError, with one sentence on what is allowed."""
+    if isinstance(value, HeatSettings | bool) or value == "auto":
+        return value
+    if not isinstance(value, Mapping):
+        raise ValueError(_ALLOWED)  # noqa: TRY004 - pydantic collects ValueErrors only
+    for key in value:
+        if key not in HeatSettings.model_fields:
+            hint = did_you_mean(str(key), HeatSettings.model_fields)
+            raise ValueError(f"{_ALLOWED}, and it has {shown(key)}.{hint}")
+    try:
+        return HeatSettings.model_validate(value)
+    except ValidationError as error:
+        wrong = error.errors()[0]
+        text = f"{_ALLOWED}, and its {wrong['loc'][0]} is {shown(wrong['input'])}"
+        raise ValueError(text) from error
+
+
+HeatChoice = Annotated[HeatSettings | Literal["auto", True, False], BeforeValidator(_checked)]
+"""Whether heat is measured ("auto": if the policy asks for it), or how."""
 
 
 @dataclass(frozen=True, slots=True)

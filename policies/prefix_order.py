@@ -140,6 +140,16 @@ class PrefixOrder:
         if chain != _NONE:
             self._use_ancestors(chain)
 
+    def parent_of(self, chunk: ChunkId) -> ChunkId | None:
+        """The chunk before ``chunk``, None if there is none or it is unknown."""
+        row = self._rows.get(chunk)
+        if row is None:
+            return None
+        chain = self._chain[row]
+        if self._position[row] > self._start[chain]:
+            return self._ids[self._before[row]]
+        return self._parent[chain]
+
     def discard(self, chunk: ChunkId) -> None:
         """Forget ``chunk``, if it is there; what follows it stays.
 
