@@ -187,6 +187,8 @@ class Policy(ABC):
         model_config = ConfigDict(frozen=True, extra="forbid")
 
     name: ClassVar[str] = ""
+    wants_heat: ClassVar[bool] = False
+    """Whether a driver that can measure attention should, unless its user says otherwise."""
 
     def __init__(
         self,
