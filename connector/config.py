@@ -20,6 +20,7 @@ from kvtiers.connector.config_errors import (
     from_pydantic,
     misplaced_key,
     options_of,
+    shown,
     unknown_key,
 )
 from kvtiers.connector.config_lmcache import near_word, translate
@@ -267,9 +268,18 @@ def _unbound(config: Config) -> Iterator[str]:
 def _settings(layers: Layers) -> tuple[Settings | None, list[str]]:
     given = {key: layers.value(key) for key in layers.owners if key in Settings.model_fields}
     try:
-        return Settings.model_validate(given), []
+        settings = Settings.model_validate(given)
     except ValidationError as error:
         return None, from_pydantic(error, Settings, layers.origin)
+    record = settings.record
+    if record is None:
+        return settings, []
+    try:
+        record = record.below(layers.owners["record"].folder)
+    except ValueError as error:
+        origin = layers.origin("record.path")
+        return settings, [f"record.path is {shown(str(record.path))} (from {origin}): {error}."]
+    return settings.model_copy(update={"record": record}), []
 
 
 def _unknown_keys(layers: Layers) -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
+from kvtiers.connector.config_record import RecordOption
 from kvtiers.connector.heat import HeatChoice
 from kvtiers.tiers.units import Portion, Share
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
@@ -74,6 +75,11 @@ class Settings(BaseModel):
         default="auto",
         description="whether, and how, it is measured which chunks prompts attend to; with 'auto', "
         "if the policy asks for it",
+    )
+    record: RecordOption = Field(
+        default=None,
+        description="the folder that what the cache sees of each request is recorded in, for "
+        "`kvtiers simulate`; no text of any prompt is",
     )
     canonical_layout: Literal["auto", True, False] = Field(
         default="auto",

@@ -31,6 +31,7 @@ from kvtiers.connector.engine_checks import (
 )
 from kvtiers.connector.manager import Adapter, RequestKeys, TieredOffloadingManager
 from kvtiers.connector.prefill import Span
+from kvtiers.connector.recording import start_recorder
 from kvtiers.connector.spec import CONTEXT, Context, TieredOffloadingSpec
 from kvtiers.connector.transfer import TieredWorkerMetadata, WorkerReport
 from kvtiers.policies import PolicyRequest
@@ -74,6 +75,7 @@ class TieredKVConnector(OffloadingConnector):  # type: ignore[misc]  # vLLM is u
         super().__init__(
             _with_own_extra(vllm_config, kv_cache_config, loaded), role, kv_cache_config
         )
+        self._loaded = loaded
         self._block_pool: Any = None
         if role is KVConnectorRole.SCHEDULER and loaded.config.max_tokens is not None:
             self._keep_window_before(loaded.config.max_tokens)
@@ -116,6 +118,14 @@ class TieredKVConnector(OffloadingConnector):  # type: ignore[misc]  # vLLM is u
         if reports:
             self._manager.open(
                 reports[0], self._gpu_usage, self._gpu_fullness, self._prefill_under_way
+            )
+            self._manager.record_with(
+                start_recorder(
+                    self._loaded.config,
+                    self.scheduler.config.kv_group_configs,
+                    self._block_pool.num_gpu_blocks,
+                    self._manager.hierarchy,
+                )
             )
 
     def bind_kv_cache_manager(self, kv_cache_manager: Any) -> None:
@@ -238,7 +248,9 @@ class TieredKVConnector(OffloadingConnector):  # type: ignore[misc]  # vLLM is u
             block.block_id for group in blocks.blocks for block in group if not block.is_null
         )
         super().update_state_after_alloc(request, blocks, num_external_tokens)
-        self._manager.admitted(request.request_id, self._gpu_chunks(request.request_id))
+        status = self.scheduler._req_status[request.request_id]  # noqa: SLF001 - in the contract
+        cached = status.num_locally_computed_tokens + num_external_tokens
+        self._manager.admitted(request.request_id, self._gpu_chunks(request.request_id), cached)
 
     def _gpu_chunks(self, request_id: str) -> dict[int, int]:
         """What the GPU held when the request was admitted."""

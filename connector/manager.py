@@ -24,6 +24,7 @@ from kvtiers.policies import PolicyRequest, Run
 from kvtiers.tiers import Namespace, Usage
 from kvtiers.tiers.breaker import BreakerState
 from kvtiers.tiers.hierarchy import Hierarchy
+from kvtiers.tiers.recording import Recorder
 from kvtiers.tiers.requests import Lookup
 from vllm.v1.kv_offload.base import (
     LookupResult,
@@ -138,6 +139,7 @@ class TieredOffloadingManager(OffloadingManager):  # type: ignore[misc]  # vLLM 
         self._groups = tuple(group.group_id for group in config.groups)
         self._hierarchy: Hierarchy | None = None
         self._prefill: PrefillClock | None = None
+        self._recorder: Recorder | None = None
         self._role: str = context.vllm_config.kv_transfer_config.kv_role
         settings = context.loaded.config
         self._gate = StoreGate(settings.offload_threshold, settings.max_tokens)
@@ -173,6 +175,10 @@ class TieredOffloadingManager(OffloadingManager):  # type: ignore[misc]  # vLLM 
             self._config, self._context, report, gpu_usage, self._prefill
         )
         self._gate.watch(gpu_fullness)
+
+    def record_with(self, recorder: Recorder | None) -> None:
+        """Tell the recorder, if there is one, of each request from now on."""
+        self._recorder = recorder
 
     @property
     def hierarchy(self) -> Hierarchy:
@@ -231,14 +237,23 @@ class TieredOffloadingManager(OffloadingManager):  # type: ignore[misc]  # vLLM 
         self._looked.add(request_id)
         return not self.hierarchy.waits(request_id)
 
-    def admitted(self, request_id: str, gpu_chunks: Mapping[int, int]) -> None:
+    def admitted(self, request_id: str, gpu_chunks: Mapping[int, int], cached: int) -> None:
         """The scheduler starts the request, with or without a load.
 
         vLLM says so once more when a load has ended; that is not counted.
+
+        Args:
+            request_id: the request.
+            gpu_chunks: per group, how many leading chunks the GPU held.
+            cached: tokens of the prompt that are not computed.
+
         """
         if request_id in self._looked:
             self._looked.discard(request_id)
-            self.hierarchy.admitted(request_id, gpu_chunks)
+            served = self.hierarchy.admitted(request_id, gpu_chunks)
+            facts = self._facts.get(request_id)
+            if self._recorder is not None and facts is not None:
+                self._recorder.admitted(facts, cached, served)
 
     def finishing(self, req_context: ReqContext, output_tokens: int, reason: str) -> None:
         """The request has ended; ``on_request_finished`` follows after its last stores."""
@@ -251,7 +266,9 @@ class TieredOffloadingManager(OffloadingManager):  # type: ignore[misc]  # vLLM 
 
     def on_request_finished(self, req_context: ReqContext) -> None:
         """No more loads or stores will be submitted for it; some may be under way."""
-        self._facts.pop(req_context.req_id, None)
+        facts = self._facts.pop(req_context.req_id, None)
+        if self._recorder is not None and facts is not None:
+            self._recorder.finished(facts, read=_keys_of(req_context).loads)
         self._looked.discard(req_context.req_id)
         self._gate.forget(req_context.req_id)
         self.hierarchy.end(req_context.req_id)
@@ -369,6 +386,8 @@ class TieredOffloadingManager(OffloadingManager):  # type: ignore[misc]  # vLLM 
         epoch = uuid.uuid4().hex
         facts = {**old.facts, "epoch": epoch}
         self.hierarchy.reset(Namespace(epoch, facts, shareable=False))
+        if self._recorder is not None:
+            self._recorder.reset()
 
     def flushed(self) -> None:
         """Every copy that was under way at the last reset has ended."""
@@ -391,6 +410,8 @@ class TieredOffloadingManager(OffloadingManager):  # type: ignore[misc]  # vLLM 
 
     def shutdown(self) -> None:
         """Let stores under way end, within a bound, and close the tiers."""
+        if self._recorder is not None:
+            self._recorder.close()
         if self._hierarchy is not None:
             # The rest is for requests, which vLLM lets end first.
             allowed = self._context.vllm_config.shutdown_timeout

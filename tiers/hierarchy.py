@@ -312,29 +312,34 @@ class Hierarchy:
         return self._copies.load(request_id, keys)
 
     @owning
-    def admitted(self, request_id: str, gpu_chunks: Mapping[int, int]) -> None:
+    def admitted(self, request_id: str, gpu_chunks: Mapping[int, int]) -> dict[int, dict[str, int]]:
         """The engine starts the request: count who served what, tell the policy.
 
         Args:
             request_id: the request, after ``load`` if it loads.
             gpu_chunks: per group, how many leading chunks the GPU held.
 
+        Returns:
+            Per group, how many chunks each tier served beside the GPU.
+
         """
         request = self._requests.get(request_id)
+        served: dict[int, dict[str, int]] = {}
         if request is None:
-            return
+            return served
         loaded = self._copies.loading(request_id)
         for run in request.facts.runs:
             held = min(gpu_chunks.get(run.group, 0), len(run))
             if held:
                 self._residency.counts[GPU]["hits"] += held
                 self.policy.on_access(run.head(held), request.facts, GPU)
-            self._account(request, run.tail(held), loaded)
+            served[run.group] = self._account(request, run.tail(held), loaded)
             self._tell_use(request, run, held, loaded)
         request.start()
         self._promotion.dismiss(request)
         self._ahead.forget(request)
         self.policy.on_start(request.facts)
+        return served
 
     def _tell_use(
         self, request: RequestState, run: Run, held: int, loaded: Container[ChunkId]
@@ -354,7 +359,9 @@ class Hierarchy:
                         tier.tier.served_elsewhere([self._residency.key_of(chunk)])
                     break
 
-    def _account(self, request: RequestState, run: Run, loaded: Container[ChunkId]) -> None:
+    def _account(
+        self, request: RequestState, run: Run, loaded: Container[ChunkId]
+    ) -> dict[str, int]:
         by_tier: dict[str, list[Chunk]] = {}
         missed = 0
         for key in run.chunks:
@@ -377,6 +384,7 @@ class Hierarchy:
             misses -= hits
             counts["hits"] += hits
             counts["misses"] += misses
+        return {name: len(chunks) for name, chunks in by_tier.items()}
 
     @owning
     def source_of(self, request_id: str, key: bytes) -> Tier | None:
