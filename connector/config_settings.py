@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 
 from kvtiers.connector.config_record import RecordOption
 from kvtiers.connector.heat import HeatChoice
+from kvtiers.policies.placement import Admission, Placement, WriteWhen
 from kvtiers.tiers.units import Portion, Share
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
 
@@ -61,6 +62,17 @@ class Settings(BaseModel):
         description="whether chunks are computed where loading them would take longer, going by "
         "the measured speed of tiers and engine; or loaded always",
     )
+    admission: Admission = Field(
+        default="all",
+        description="what the tiers below cpu take: 'all' new chunks; those that were 'reused', "
+        "so that a second request asked for them; or those that are 'worth' it, going by how "
+        "often such chunks are used again and by the measured speed of tiers and engine",
+    )
+    write: WriteWhen = Field(
+        default="through",
+        description="when they take it: as soon as it is admitted ('through'), or when the cpu "
+        "tier evicts it",
+    )
     warm_cache_ratio: Share | None = Field(
         default=None,
         description="the share of free host memory that the cpu tier takes if it has no "
@@ -91,6 +103,11 @@ class Settings(BaseModel):
     self_describing_kv_events: bool = Field(
         default=False, description="whether KV events carry the tokens of their blocks"
     )
+
+    @property
+    def placement(self) -> Placement:
+        """How the tiers below the first are filled."""
+        return Placement(self.admission, self.write)
 
     @field_validator("warm_cache_ratio")
     @classmethod

@@ -8,6 +8,7 @@ from kvtiers.connector.config_errors import ConfigError, from_pydantic
 from kvtiers.connector.sizes import Capacity, file_system_bytes, format_bytes
 from kvtiers.policies import POLICIES, Policy, Run, TierInfo
 from kvtiers.policies.base import one_second_a_chunk
+from kvtiers.policies.placement import Placement, with_placement
 from kvtiers.policies.quota import with_quotas
 from kvtiers.tiers import TIERS, Tier, TierConfig
 from kvtiers.tiers.host_memory import available_bytes
@@ -171,6 +172,8 @@ class PolicySpec(BaseModel):
         tiers: Sequence[TierInfo],
         clock: Callable[[], float],
         recompute_seconds: Callable[[Run], float] = one_second_a_chunk,
+        placement: Placement = Placement(),  # noqa: B008 - frozen
     ) -> Policy:
-        """The policy, for these tiers and the quotas they have."""
-        return with_quotas(POLICIES.get(self.type)(tiers, self.options, clock, recompute_seconds))
+        """The policy, under these rules, for these tiers and the quotas they have."""
+        policy = POLICIES.get(self.type)(tiers, self.options, clock, recompute_seconds)
+        return with_quotas(with_placement(policy, placement))

@@ -43,6 +43,8 @@ _COUNTERS = {
     "misses": "Prompt chunks of admitted requests that neither this tier nor one above it held.",
     "bytes_read": "Bytes read from the tier: promoted, or for cpu copied to the GPU.",
     "bytes_written": "Bytes stored into the tier.",
+    "bytes_not_written": "Bytes that the tier was spared: of chunks that left the cpu tier, and "
+    "that the policy or a quota had not admitted here since they came.",
     "failures": "Chunks or calls that failed.",
     "timeouts": "Calls that were given up at their deadline.",
     "corrupt": "Chunks found damaged; each was a miss.",

@@ -70,7 +70,7 @@ def build_hierarchy(
     return Hierarchy(
         cpu,
         lower,
-        lambda tiers, clock: settings.policy.make(tiers, clock, prefill.worth),
+        lambda tiers, clock: settings.policy.make(tiers, clock, prefill.worth, settings.placement),
         namespace,
         observed={GPU: gpu_usage},
         # Nothing is to be found in the arena by those who load nothing.

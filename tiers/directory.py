@@ -92,6 +92,15 @@ class Chunk:
         self._columns.where[self.row] = bits
 
     @property
+    def declined(self) -> int:
+        """Bit i is set if the policy let lower tier i go without what the arena has."""
+        return self._columns.declined[self.row]
+
+    @declined.setter
+    def declined(self, bits: int) -> None:
+        self._columns.declined[self.row] = bits
+
+    @property
     def slot(self) -> int:
         """The arena's slot that has, or is getting, a copy; -1 if none."""
         return self._columns.slot[self.row]
@@ -164,8 +173,8 @@ class _Columns:
     """The facts of all chunks; see ``Chunk`` for what each is."""
 
     __slots__ = (
-        "group", "keys", "parents", "position", "rows", "slot", "state", "table", "tenant",
-        "tenants", "where",
+        "declined", "group", "keys", "parents", "position", "rows", "slot", "state", "table",
+        "tenant", "tenants", "where",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -174,10 +183,16 @@ class _Columns:
         self.keys: Objects[bytes | None] = Objects()
         self.parents: Objects[bytes | None] = Objects()
         self.tenants = _Tenants()
-        self.table = Table("iHIIib")
-        self.position, self.group, self.tenant, self.where, self.slot, self.state = (
-            self.table.columns
-        )
+        self.table = Table("iHIIibI")
+        (
+            self.position,
+            self.group,
+            self.tenant,
+            self.where,
+            self.slot,
+            self.state,
+            self.declined,
+        ) = self.table.columns
 
     def own(self, key: bytes | None) -> bytes | None:
         """The same key, as the object that is kept already, if there is one."""
@@ -212,7 +227,7 @@ class Directory:
             chunk.learn(position, group, parent, tenant)
             return chunk
         number = columns.tenants.add(tenant)
-        row = columns.table.new(position, group, number, 0, -1, State.ABSENT)
+        row = columns.table.new(position, group, number, 0, -1, State.ABSENT, 0)
         columns.rows[key] = row
         columns.keys.put(row, key)
         columns.parents.put(row, columns.own(parent))

@@ -94,12 +94,16 @@ class Eviction:
             tier = self._residency.named(name)
             for run in runs_of(chunks, self._residency.chunk_bytes):
                 assert tier is not None
-                self._spill.offer(tier, run)
+                tier.counts["refused"] += len(run) - self._spill.offer(tier, run)
 
     def _demotion_target(self, chunk: Chunk) -> LowerTier | None:
         name = None if chunk.where else self._residency.policy.demote(chunk.key, CPU)
         tier = None if name is None else self._residency.named(name)
-        return tier if tier is not None and tier.breaker.closed() else None
+        if tier is None or not tier.breaker.closed():
+            return None
+        # If it is lost now, that is for want of room.
+        chunk.declined &= ~tier.bit
+        return tier
 
     def enforce(self, tier: LowerTier) -> None:
         """Start evicting from a lower tier that is above its high watermark, or refuses chunks.

@@ -32,6 +32,7 @@ from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from kvtiers.policies import ChunkId, Policy, PolicyRequest, Run, TierInfo
+from kvtiers.policies.around import answers
 from kvtiers.tiers.ahead import Ahead
 from kvtiers.tiers.base import ChunkKey, Namespace, Tier, Usage
 from kvtiers.tiers.breaker import Breaker, BreakerState
@@ -335,6 +336,7 @@ class Hierarchy:
                 self.policy.on_access(run.head(held), request.facts, GPU)
             served[run.group] = self._account(request, run.tail(held), loaded)
             self._tell_use(request, run, held, loaded)
+                self._spill.write_again(run.head(held))
         request.start()
         self._promotion.dismiss(request)
         self._ahead.forget(request)
@@ -375,6 +377,7 @@ class Hierarchy:
                 self.policy.on_access(served, request.facts, name)
         if run.group in request.windowed:
             # What lies before the window was not looked for, so it was not missed.
+                self._spill.write_again(served)
             missed = 0
         # A chunk that a tier served was a miss in every tier above it.
         misses = missed + sum(map(len, by_tier.values()))
@@ -480,7 +483,8 @@ class Hierarchy:
     @owning
     def stored(self, keys: Iterable[bytes], success: bool = True) -> None:
         """The engine's copy into the arena has ended; what was not spoiled is readable now."""
-        for run in self._copies.stored(keys, success):
+        stored = self._copies.stored(keys, success)
+        for run in stored:
             self._spill.write_through(run)
         for tier in self._lower:
             self._eviction.enforce(tier)
@@ -771,5 +775,4 @@ class Hierarchy:
 
 def _has_chores(policy: Policy) -> bool:
     """Whether the policy ever wants chunks dropped, or promoted, without need."""
-    cls = type(policy)
-    return cls.expired is not Policy.expired or cls.anticipate is not Policy.anticipate
+    return answers(policy, "expired") or answers(policy, "anticipate")

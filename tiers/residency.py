@@ -132,11 +132,19 @@ class Residency:
             if chunk.state is State.READY:
                 self.cpu.withdraw(self.key_of(chunk))
                 were_ready.append(chunk.key)
+                self._count_spared(chunk)
             self.slots.drop(chunk)
             chunk.state = State.ABSENT
             self.forget_if_nowhere(chunk)
         if were_ready:
             self.policy.on_remove(were_ready, CPU)
+
+    def _count_spared(self, chunk: Chunk) -> None:
+        """What lower tiers go without for good, as the policy chose: the arena loses it now."""
+        spared, chunk.declined = chunk.declined & ~chunk.where, 0
+        for tier in self.lower if spared else ():
+            if spared & tier.bit:
+                tier.counts["bytes_not_written"] += self.chunk_bytes
 
     # Lower tiers ------------------------------------------------------------
 

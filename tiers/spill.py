@@ -29,18 +29,51 @@ class Spill:
 
     def write_through(self, run: Run) -> None:
         """A new run is in the arena: write it where the policy places it."""
+        admitted = {tier.name: 0 for tier in self._residency.lower if self._may_write(tier)}
         for name in self._residency.policy.place(run):
             tier = self._residency.named(name)
-            if tier is not None and self._residency.may_hold(tier):
+            if tier is not None and name in admitted:
+                admitted[name] = self.offer(tier, run)
+                tier.counts["refused"] += len(run) - admitted[name]
+        for tier in self._residency.lower:
+            if tier.name in admitted:
+                self._declined(tier, run.tail(admitted[tier.name]))
+
+    def write_again(self, run: Run) -> None:
+        """A run was used once more: write what the arena has of it where it is wanted by now."""
+        for name in self._residency.policy.place_again(run):
+            tier = self._residency.named(name)
+            if tier is not None and self._may_write(tier):
                 self.offer(tier, run)
 
-    def offer(self, tier: LowerTier, run: Run) -> None:
-        """Queue what of the run the policy admits to the tier and there is room for."""
+    def _may_write(self, tier: LowerTier) -> bool:
+        return not tier.read_only and self._residency.may_hold(tier)
+
+    def _declined(self, tier: LowerTier, run: Run) -> None:
+        """Remember what the policy did not want there, to count it if it stays so."""
+        for key in run.chunks:
+            chunk = self._residency.get(key)
+            if chunk is not None:
+                chunk.declined |= tier.bit
+
+    def offer(self, tier: LowerTier, run: Run) -> int:
+        """Queue what of the run the policy admits to the tier and there is room for.
+
+        Returns how many chunks, from the head, it admitted.
+        """
         if tier.read_only:
-            return
+            return 0
         admitted = self._residency.policy.admit(run, tier.name)
-        tier.counts["refused"] += len(run) - admitted
-        lacking = [key for key in run.chunks[:admitted] if self._writable(tier, key) is not None]
+        self._queue(tier, run.head(admitted))
+        return admitted
+
+    def _queue(self, tier: LowerTier, run: Run) -> None:
+        lacking: list[object] = []
+        for key in run.chunks:
+            chunk = self._writable(tier, key)
+            if chunk is not None:
+                chunk.declined &= ~tier.bit
+                lacking.append(key)
         if not tier.breaker.closed() or (lacking and not tier.store_breaker.allows()):
             tier.counts["dropped"] += len(lacking)
             return

@@ -224,7 +224,7 @@ class Stack:
         self,
         slots: int,
         lower: Mapping[str, Tier] | None = None,
-        policy: type[Policy] = LruPolicy,
+        policy: Callable[..., Policy] = LruPolicy,
         window: Mapping[int, int] | None = None,
         away: Mapping[str, str] | None = None,
         stores: bool = True,

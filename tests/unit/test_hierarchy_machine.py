@@ -22,6 +22,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from kvtiers.policies import Policy, PolicyRequest, Run
 from kvtiers.policies.lru import LruPolicy
+from kvtiers.policies.placement import Placement, with_placement
 from kvtiers.policies.quota import QuotaPolicy
 from kvtiers.tiers import (
     ChunkKey,
@@ -105,6 +106,8 @@ class Machine(RuleBasedStateMachine):
         self.requests: dict[str, Request] = {}
         self.loads: dict[str, dict[bytes, int]] = {}
         self.jobs: list[Job] = []
+        # Requests that came, by chunk.
+        self.asked: Counter[object] = Counter()
         # The engine's copies from before a reset: (slot, writes).
         self.stale: list[tuple[int, bool]] = []
         # Slots whose chunk a failed load has dropped, though others use them.
@@ -139,6 +142,7 @@ class Machine(RuleBasedStateMachine):
         name = f"r{self.serial}"
         runs = tuple(chain(path, n, group) for group in range(1 + hybrid))
         self.requests[name] = Request(runs)
+        self.asked.update(chunk for run in runs for chunk in run.chunks)
         beyond = [run.tail(min(on_gpu, n)) for run in runs]
         self.h.begin(PolicyRequest(name, runs), beyond, WINDOWED if hybrid else frozenset())
 
@@ -542,6 +546,7 @@ class Machine(RuleBasedStateMachine):
         for chunk in residency.directory:
             assert (chunk.slot >= 0) == (chunk.state is not State.ABSENT)
             assert chunk.slot >= 0 or chunk.where, "the directory keeps what is nowhere"
+            assert chunk.state is State.READY or not chunk.declined
         for tier in residency.lower:
             there = {c.key for c in residency.directory if c.where & tier.bit}
             named = set(self.h.policy.victims(tier.name, 1 << 62))
@@ -753,6 +758,31 @@ class Tenants(FullDict):
         return {"dict": filled(tier, chain("aa", 5, 0))}
 
 
+def under(rule: Placement) -> Any:
+    """Makes an LRU policy under this rule."""
+    return staticmethod(lambda infos, clock: with_placement(LruPolicy(infos, clock=clock), rule))
+
+
+class Reused(TwoTiers):
+    """What one request has asked for goes no further than the arena."""
+
+    policy = under(Placement("reused"))
+
+    def watched(self, tier: Any, submit: Any) -> Any:
+        inner = super().watched(tier, submit)
+
+        def checked(op: Op) -> None:
+            if op.kind is OpKind.WRITE:
+                assert all(self.asked[k.hash] > 1 for k in op.keys), "written at first sight"
+            inner(op)
+
+        return checked
+
+
+class WorthOnEviction(TwoTiers):
+    policy = under(Placement("worth", "on_eviction"))
+
+
 class LittleByLittle(TwoTiers):
     """What takes many steps with a million chunks takes many with a few."""
 
@@ -790,4 +820,6 @@ TestSecondArena = suite(SecondArena, 0.5)
 TestTwoTiers = suite(TwoTiers)
 TestWeighing = suite(Weighing)
 TestTenants = suite(Tenants)
+TestReused = suite(Reused, 0.5)
+TestWorthOnEviction = suite(WorthOnEviction, 0.5)
 TestLittleByLittle = suite(LittleByLittle)

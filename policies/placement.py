@@ -1,0 +1,278 @@
+"""What the tiers below the first take, and when: placement by benefit, around any policy.
+
+One index for all tiers. A copy of a chunk in a tier is expected to save
+
+    P(it is used while it would last there) x (seconds to compute - seconds to read it)
+
+and costs its write, and the like expected of what makes room for it. So the boundary of
+a tier is a threshold, which rises with what it holds, and a chunk goes where the rest is
+largest, or nowhere. Chunks of an engine are of one size: per chunk is per byte. See
+docs/design/placement.md for where each term comes from.
+
+Three rules say what is admitted (``all`` is the inner policy's own), and two say when it
+is written: as it comes, once it is admitted (write through), or as the first tier evicts
+it (demotion). Which chunk leaves a tier is always the inner policy's to say.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from kvtiers.policies.around import PolicyAround
+from kvtiers.policies.base import ChunkId, Policy, PolicyRequest, Run, TierInfo
+from kvtiers.policies.placement_history import Past, UseHistory
+
+Admission = Literal["all", "reused", "worth"]
+WriteWhen = Literal["through", "on_eviction"]
+
+# Of a write's time. Loads go first, so that one which comes meanwhile waits for what is
+# left of the write at most: for half of it, on average.
+_WRITE_SHARE = 0.5
+# Uses that prove a chunk: the one it was computed for, and another.
+_REUSED = 2
+# Chunks that are remembered, where no capacity says how many matter.
+_MOST_REMEMBERED = 1 << 20
+# For so long what a tier would give up for a chunk is not asked again.
+_FLOOR_SECONDS = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """How the tiers below the first are filled.
+
+    Attributes:
+        admission: ``all`` as the policy says, which by default is everything; ``reused``
+            chunks that were asked for twice; ``worth`` those too, as far as it is expected
+            to pay, and others as they are evicted, if it is.
+        write: ``through`` as soon as they are admitted; ``on_eviction`` not before the
+            first tier evicts them.
+
+    """
+
+    admission: Admission = "all"
+    write: WriteWhen = "through"
+
+
+def with_placement(policy: Policy, placement: Placement) -> Policy:
+    """The policy under these rules; as it is where they say nothing, or there is one tier."""
+    if placement == Placement() or len(policy.tiers) < 2:
+        return policy
+    return PlacementPolicy(policy, placement)
+
+
+class PlacementPolicy(PolicyAround):
+    """Admission and demotion by what copies in lower tiers are worth.
+
+    Args:
+        inner: says what is evicted, and all else.
+        placement: the rules.
+
+    """
+
+    def __init__(self, inner: Policy, placement: Placement) -> None:
+        self.placement = placement
+        super().__init__(inner)
+
+    def setup(self) -> None:
+        """What is known of chunks, and of how fast tiers fill."""
+        self._lower = {tier.name: _Boundary(tier) for tier in self.tiers[1:]}
+        self._history: UseHistory | None = None
+        self._chunk_bytes = 1
+        # Whether what is offered to a lower tier next is on its way out of the first.
+        self._evicting = False
+
+    # What happens -----------------------------------------------------------
+
+    def on_request(self, request: PolicyRequest) -> None:
+        """Every chunk of a prompt is used, wherever it is, or computed anew."""
+        for run in request.runs:
+            self._uses(run).use(run)
+        super().on_request(request)
+
+    def on_access(self, run: Run, request: PolicyRequest, tier: str) -> None:
+        """Take note of uses by requests of which only the hits are known."""
+        if not request.runs:
+            self._uses(run).use(run)
+        super().on_access(run, request, tier)
+
+    def on_insert(self, run: Run, tier: str) -> None:
+        """Take note of chunks that no prompt named, and of how fast a tier fills."""
+        if tier in self._lower:
+            self._lower[tier].came(len(run) * run.chunk_bytes, self.clock())
+        else:
+            self._uses(run).learn(run)
+        super().on_insert(run, tier)
+
+    def on_remove(self, chunks: Sequence[ChunkId], tier: str) -> None:
+        """A tier that gives up chunks is full."""
+        if tier in self._lower:
+            self._lower[tier].gave_up()
+        super().on_remove(chunks, tier)
+
+    # What to do -------------------------------------------------------------
+
+    def place(self, run: Run) -> Sequence[str]:
+        """Where the inner policy says, if anything of the run may be written at once."""
+        self._evicting = False
+        if self.placement.write == "on_eviction":
+            return []
+        return self.inner.place(run)
+
+    def place_again(self, run: Run) -> Sequence[str]:
+        """What has just proved its use goes where the inner policy places new chunks."""
+        self._evicting = False
+        if self.placement.write == "on_eviction" or self.placement.admission == "all":
+            return self.inner.place_again(run)
+        return self.inner.place(run)
+
+    def admit(self, run: Run, tier: str) -> int:
+        """As many chunks from the head as the rule, and the inner policy, let in."""
+        most = self._admitted(run, tier) if tier in self._lower else len(run)
+        return self.inner.admit(run.head(most), tier) if most else 0
+
+    def demote(self, chunk: ChunkId, from_tier: str) -> str | None:
+        """The tier below where the chunk is worth most, if it is admitted to any."""
+        self._evicting = True
+        below = self._below(from_tier)
+        if self.placement.admission == "all":
+            return self.inner.demote(chunk, from_tier) or next(iter(below), None)
+        run, past = self._one(chunk)
+        if past is None:
+            return None
+        if self.placement.admission == "reused":
+            return next(iter(below), None) if past.uses >= _REUSED else None
+        worths = {name: self._worths(run, name)[0] for name in below}
+        best = max(worths, key=worths.__getitem__, default=None)
+        return best if best is not None and worths[best] > 0 else None
+
+    # Rules ------------------------------------------------------------------
+
+    def _admitted(self, run: Run, tier: str) -> int:
+        if self.placement.admission == "all":
+            return len(run)
+        if self.placement.admission == "worth":
+            proved = len(run) if self._evicting else self._proved(run)
+            return _leading(worth > 0 for worth in self._worths(run.head(proved), tier))
+        return self._proved(run)
+
+    def _proved(self, run: Run) -> int:
+        past = self._uses(run).past
+        return _leading(
+            known is not None and known.uses >= _REUSED for known in map(past, run.chunks)
+        )
+
+    def _worths(self, run: Run, tier: str) -> list[float]:
+        """Seconds that a copy of each chunk in the tier is expected to save, less its costs."""
+        if not len(run):
+            return []
+        boundary, saved = self._lower[tier], self._saved(run, tier)
+        lasts = boundary.lasts(self.clock())
+        threshold = self._floor(boundary, lasts) * saved
+        threshold += _WRITE_SHARE * boundary.tier.write_seconds(run.chunk_bytes)
+        return [chance * saved - threshold for chance in self._chances(run, lasts)]
+
+    def _saved(self, run: Run, tier: str) -> float:
+        """Seconds a chunk that reading the prefix up to the run's end saves over computing it."""
+        n = run.start + len(run)
+        prefix = Run(range(n), 0, run.chunk_bytes, run.group)
+        read = self._lower[tier].tier.read_seconds(n * run.chunk_bytes)
+        return max(0.0, self.recompute_seconds(prefix) - read) / n
+
+    def _chances(self, run: Run, within: float) -> Sequence[float]:
+        known = self.inner.reuse(run, within)
+        if known is not None:
+            return known
+        history = self._uses(run)
+        pasts = map(history.past, run.chunks)
+        return [0.0 if past is None else self._chance(past, within) for past in pasts]
+
+    def _chance(self, past: Past, within: float) -> float:
+        assert self._history is not None
+        return self._history.chance(past.uses, self._history.age(past), within)
+
+    def _floor(self, boundary: _Boundary, lasts: float) -> float:
+        """Probability that what a full tier would give up next is used again."""
+        now = self.clock()
+        if now >= boundary.floor_due:
+            boundary.floor_due = now + _FLOOR_SECONDS
+            boundary.floor = self._least_held(boundary.tier.name, lasts) if boundary.full else 0.0
+        return boundary.floor
+
+    def _least_held(self, tier: str, lasts: float) -> float:
+        victim = next(self.inner.victims(tier, self._chunk_bytes), None)
+        run, past = self._one(victim)
+        return self._chances(run, lasts)[0] if past is not None else 0.0
+
+    def _one(self, chunk: ChunkId) -> tuple[Run, Past | None]:
+        """A chunk as a run, with what is remembered of it."""
+        past = self._history.past(chunk) if self._history is not None else None
+        position, group = (past.position, past.group) if past is not None else (0, 0)
+        return Run((chunk,), position, self._chunk_bytes, group), past
+
+    def _below(self, tier: str) -> Iterable[str]:
+        names = [each.name for each in self.tiers]
+        return names[names.index(tier) + 1 :]
+
+    def _uses(self, run: Run) -> UseHistory:
+        """The history, made when the size of a chunk, and so of the tiers, is known."""
+        self._chunk_bytes = run.chunk_bytes
+        if self._history is None:
+            capacities = [tier.capacity for tier in self.tiers]
+            held = sum(capacity or 0 for capacity in capacities) // run.chunk_bytes
+            known = None not in capacities and held < _MOST_REMEMBERED
+            self._history = UseHistory(self.clock, max(1, held) if known else _MOST_REMEMBERED)
+        return self._history
+
+
+class _Boundary:
+    """How fast a tier fills, and what it would give up.
+
+    Attributes:
+        tier: what is known of it.
+        full: it gave up chunks for others.
+        floor: probability that the next of these is used again.
+        floor_due: when that is to be asked again.
+
+    """
+
+    def __init__(self, tier: TierInfo) -> None:
+        self.tier = tier
+        self.full = False
+        self.floor = 0.0
+        self.floor_due = -math.inf
+        self._since: float | None = None
+        self._came = 0.0
+
+    def came(self, nbytes: int, now: float) -> None:
+        """So much was written."""
+        if self._since is None:
+            self._since = now
+        self._came += nbytes
+        if self.tier.capacity is not None and self._came > 2 * self.tier.capacity:
+            # What was long ago says little of now.
+            self._came, self._since = self._came / 2, now - (now - self._since) / 2
+
+    def gave_up(self) -> None:
+        """It evicted something, or lost it."""
+        self.full = True
+
+    def lasts(self, now: float) -> float:
+        """Seconds that what comes now stays if it is not used: the tier's turnover."""
+        capacity = self.tier.capacity
+        if capacity is None or self._since is None or now <= self._since:
+            return math.inf
+        if self._came < capacity and not self.full:
+            return math.inf
+        return capacity * (now - self._since) / self._came
+
+
+def _leading(admitted: Iterable[bool]) -> int:
+    n = 0
+    for yes in admitted:
+        if not yes:
+            break
+        n += 1
+    return n
