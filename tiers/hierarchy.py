@@ -334,9 +334,9 @@ class Hierarchy:
             if held:
                 self._residency.counts[GPU]["hits"] += held
                 self.policy.on_access(run.head(held), request.facts, GPU)
+                self._spill.write_again(run.head(held))
             served[run.group] = self._account(request, run.tail(held), loaded)
             self._tell_use(request, run, held, loaded)
-                self._spill.write_again(run.head(held))
         request.start()
         self._promotion.dismiss(request)
         self._ahead.forget(request)
@@ -375,9 +375,9 @@ class Hierarchy:
         for name, chunks in by_tier.items():
             for served in runs_of(chunks, self._residency.chunk_bytes):
                 self.policy.on_access(served, request.facts, name)
+                self._spill.write_again(served)
         if run.group in request.windowed:
             # What lies before the window was not looked for, so it was not missed.
-                self._spill.write_again(served)
             missed = 0
         # A chunk that a tier served was a miss in every tier above it.
         misses = missed + sum(map(len, by_tier.values()))
@@ -483,8 +483,7 @@ class Hierarchy:
     @owning
     def stored(self, keys: Iterable[bytes], success: bool = True) -> None:
         """The engine's copy into the arena has ended; what was not spoiled is readable now."""
-        stored = self._copies.stored(keys, success)
-        for run in stored:
+        for run in self._copies.stored(keys, success):
             self._spill.write_through(run)
         for tier in self._lower:
             self._eviction.enforce(tier)
