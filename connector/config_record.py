@@ -13,6 +13,7 @@ from kvtiers.tiers.file_option import at_home
 from kvtiers.tiers.units import Size
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
+DEFAULT_MAX_BYTES = 1 << 30
 _MUST_BE = (
     "it must be a folder, such as /var/lib/kvtiers/recordings, or a mapping with 'path' and "
     "'max_bytes'"
@@ -34,7 +35,7 @@ class Record(BaseModel):
         description="the folder that recordings are written to"
     )
     max_bytes: Size = Field(
-        default=1 << 30, description="the most that all recordings in the folder may take"
+        default=DEFAULT_MAX_BYTES, description="the most that all recordings in the folder may take"
     )
 
     def __str__(self) -> str:

@@ -11,7 +11,6 @@ import contextlib
 import os
 import secrets
 import time
-from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -44,7 +43,7 @@ class PartFiles:
         self._number = 0
         now = datetime.now(UTC)
         self.started = now.isoformat(timespec="milliseconds")
-        self.recording = f"{now:%Y%m%dT%H%M%SZ}-{secrets.token_hex(4)}"
+        self.recording = f"{now:%Y%m%dT%H%M%S}{now.microsecond // 1000:03}Z-{secrets.token_hex(4)}"
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._remove_orphans()
         self._try_out()
@@ -108,12 +107,3 @@ def _need_pyarrow() -> None:
         import pyarrow.parquet  # noqa: F401 - whether it is there, and now rather than in a step
     except ImportError as error:
         raise ImportError(f"it needs pyarrow, which is not there. Try: {EXTRA}") from error
-
-
-def metadata_of(path: Path) -> Mapping[str, str]:
-    """The metadata of a file. Raises OSError, ValueError if it is no Parquet."""
-    _need_pyarrow()
-    from pyarrow import parquet
-
-    found = parquet.read_schema(path).metadata or {}
-    return {key.decode(): value.decode() for key, value in found.items() if key != b"ARROW:schema"}

@@ -49,7 +49,7 @@ HIT = "hit_"
 """What the column of a tier's hits is called, before the tier's name."""
 
 # By time, so that names sort as recordings began, and by chance.
-_PART = re.compile(r"(\d{8}T\d{6}Z-[0-9a-f]{8})-(\d{6,})\.parquet")
+_PART = re.compile(r"(\d{8}T\d{9}Z-[0-9a-f]{8})-(\d{6,})\.parquet")
 
 
 class RecordingError(ValueError):

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import NoReturn, Protocol
 
 from kvtiers.connector.config_errors import ConfigError, did_you_mean
-from kvtiers.tools import collect, config_report, demo, keygen, listing, verify
+from kvtiers.tools import collect, config_report, demo, keygen, listing, record, verify
 from kvtiers.tools.places import PlaceError
 
 
@@ -67,6 +67,13 @@ _COMMANDS = {
         "Deletes from a folder what its bound has no room for, in the order that the "
         "engines' own records give, and temporary files that dead writers left. Safe beside "
         "running engines: where one of them keeps the bound, it says which and leaves it to that.",
+    ),
+    "record": _Command(
+        record,
+        "run a server and record what its cache sees",
+        "Runs a command, and records what the cache of each engine with kvtiers in it sees "
+        "of each request: lengths, chunks as numbers, what each tier served, and no text. When the "
+        "command has ended, the recording is a Parquet file, which 'kvtiers simulate' replays.",
     ),
     "keygen": _Command(
         keygen,
