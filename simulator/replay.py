@@ -39,7 +39,7 @@ class Tally:
         hit_tokens: tokens of their leading runs of held chunks.
         written_chunks: chunks that came into the tier.
         removed_chunks: chunks that left it.
-        seconds: that the replay took, warming up included.
+        seconds: processor time that the replay took, warming up included.
 
     """
 
@@ -75,7 +75,7 @@ def replay(
         hits: if given, each request's hit in chunks is appended.
 
     """
-    begun = time.perf_counter()
+    begun = time.process_time()
     tier = _Tier(trace, make_policy, capacity)
     tally = Tally()
     for i, request in enumerate(trace.requests):
@@ -86,7 +86,7 @@ def replay(
             hits.append(hit)
         if not i % 256:
             on_request(i)
-    tally.seconds = time.perf_counter() - begun
+    tally.seconds = time.process_time() - begun
     return tally
 
 

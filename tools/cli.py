@@ -11,7 +11,18 @@ from dataclasses import dataclass
 from typing import NoReturn, Protocol
 
 from kvtiers.connector.config_errors import ConfigError, did_you_mean
-from kvtiers.tools import collect, config_report, demo, keygen, listing, record, verify
+from kvtiers.simulator.errors import SimulatorError
+from kvtiers.tools import (
+    collect,
+    config_report,
+    demo,
+    heat,
+    keygen,
+    listing,
+    record,
+    simulate,
+    verify,
+)
 from kvtiers.tools.places import PlaceError
 
 
@@ -48,6 +59,12 @@ _COMMANDS = {
         "to first token of long prompts: cold, from the GPU, from CPU memory, and from disk "
         "after a restart.",
     ),
+    "heat": _Command(
+        heat,
+        "show which chunks of a prompt its end attends to",
+        "Runs a prompt through a model on the CPU, measures as the probe of a live engine does "
+        "what the last tokens attend to, and shows it chunk by chunk; as a plot, for every head.",
+    ),
     "ls": _Command(
         listing,
         "list what lies in a tier",
@@ -74,6 +91,13 @@ _COMMANDS = {
         "Runs a command, and records what the cache of each engine with kvtiers in it sees "
         "of each request: lengths, chunks as numbers, what each tier served, and no text. When the "
         "command has ended, the recording is a Parquet file, which 'kvtiers simulate' replays.",
+    ),
+    "simulate": _Command(
+        simulate,
+        "replay traces through policies, beside the optimum",
+        "Replays traces of requests through the policy classes of a live engine and shows, for "
+        "each capacity, what share of all prompt tokens each policy's cache would have had, beside "
+        "LRU and the most that any policy could have had. See docs/simulate.md.",
     ),
     "keygen": _Command(
         keygen,
@@ -123,7 +147,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         for problem in error.problems:
             print(f"kvtiers: {problem}", file=sys.stderr)
         return 2
-    except PlaceError as error:
+    except (PlaceError, SimulatorError) as error:
         print(f"kvtiers: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:

@@ -1,0 +1,194 @@
+"""What is to be simulated, as people write it: policies, capacities, where the score begins."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import yaml
+from kvtiers.policies import POLICIES, Policy, TierInfo
+from kvtiers.policies.registry import UnknownNameError
+from kvtiers.simulator import optimum
+from kvtiers.simulator.errors import SimulatorError
+from kvtiers.tiers.units import read_percent, read_size
+from pydantic import BaseModel, ValidationError
+
+_FRACTION = re.compile(r"\s*\d*\.\d+\s*")
+_WHOLE = re.compile(r"\s*\d[\d_]*\s*")
+
+
+# Policies -----------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyChoice:
+    """A policy and its options.
+
+    Attributes:
+        label: as it was written, such as ``patient:half_life=300``.
+        name: the registered name, or ``min``.
+        options: an instance of the policy's ``Config``; None for ``min``.
+
+    """
+
+    label: str
+    name: str
+    options: BaseModel | None = field(default=None, compare=False)
+
+    @property
+    def is_optimum(self) -> bool:
+        """Whether it is no policy but the bound of all."""
+        return self.name == optimum.NAME
+
+    def make(self, tiers: Sequence[TierInfo], clock: Callable[[], float]) -> Policy:
+        """The policy for these tiers."""
+        return POLICIES.get(self.name)(tiers, self.options, clock)
+
+
+LRU = PolicyChoice("lru", "lru")
+MIN = PolicyChoice(optimum.NAME, optimum.NAME)
+
+
+def policies(text: str | None) -> list[PolicyChoice]:
+    """The policies of a list such as ``lru,patient:half_life=300,min``.
+
+    None is all registered ones and the optimum. Each is named once.
+
+    Raises:
+        SimulatorError: there is no such policy, or it has no such option.
+
+    """
+    names = sorted(POLICIES.names()) if text is None else text.split(",")
+    words = [word.strip() for word in names if word.strip()] + ([MIN.name] if text is None else [])
+    if not words:
+        raise SimulatorError(f"no policy is named. Known: {', '.join(_known())}.")
+    return list(dict.fromkeys(map(_policy, words)))
+
+
+def _known() -> list[str]:
+    return [*POLICIES.names(), MIN.name]
+
+
+def _policy(word: str) -> PolicyChoice:
+    name, _, rest = word.partition(":")
+    if name.lower() in (MIN.name, "optimum", "belady", "opt"):
+        if rest:
+            raise SimulatorError(f"'{word}': {MIN.name} has no options.")
+        return MIN
+    try:
+        found = POLICIES.get(name)
+    except UnknownNameError as error:
+        raise SimulatorError(f"{error} '{MIN.name}' is the clairvoyant optimum.") from None
+    except (ImportError, TypeError) as error:
+        raise SimulatorError(str(error)) from None
+    values = dict(_option(word, part, found) for part in rest.split(":") if part)
+    try:
+        return PolicyChoice(word, name, found.Config.model_validate(values))
+    except ValidationError as error:
+        first = error.errors()[0]
+        key = ".".join(map(str, first["loc"]))
+        raise SimulatorError(f"'{word}': option '{key}' of {name}: {first['msg']}.") from None
+
+
+def _option(word: str, part: str, found: type[Policy]) -> tuple[str, Any]:
+    key, equals, value = part.partition("=")
+    known = sorted(found.Config.model_fields)
+    if not equals or key not in known:
+        close = difflib.get_close_matches(key, known, n=1)
+        raise SimulatorError(
+            f"'{word}': '{part}' is no option of {found.name}."
+            + (f" Did you mean '{close[0]}='?" if close else "")
+            + f" Options: {', '.join(f'{each}=' for each in known) or 'none'}."
+        )
+    return key, yaml.safe_load(value)
+
+
+# Capacities ---------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Capacity:
+    """Chunks, bytes, or a share of a trace's footprint: exactly one is set."""
+
+    text: str
+    chunks: int | None = None
+    nbytes: int | None = None
+    share: float | None = None
+
+    @classmethod
+    def parse(cls, text: str) -> Capacity:
+        """Read ``5000`` (chunks), ``2GiB`` (bytes), ``0.02`` or ``2%`` (a share).
+
+        Raises:
+            SimulatorError: it is none of these.
+
+        """
+        share = read_percent(text)
+        if share is None and _FRACTION.fullmatch(text):
+            share = float(text)
+        if share is not None:
+            if 0 < share <= 1:
+                return cls(text, share=share)
+        elif _WHOLE.fullmatch(text):
+            if int(text):
+                return cls(text, chunks=int(text))
+        elif nbytes := read_size(text):
+            return cls(text, nbytes=nbytes)
+        raise SimulatorError(
+            f"capacity '{text}': write chunks (5000), bytes with their unit (2GiB), or a share of "
+            "the trace's footprint above 0 and up to 1 (0.02 or 2%)."
+        )
+
+    def resolve(self, footprint: int, chunk_bytes: int) -> tuple[int, float]:
+        """How many chunks it is, at least one, and which share of the footprint.
+
+        Args:
+            footprint: chunks that shares are taken of.
+            chunk_bytes: size of one, 0 if unknown.
+
+        Raises:
+            SimulatorError: it is a number of bytes, and chunks have no known size or a larger one.
+
+        """
+        if self.chunks is not None:
+            return self.chunks, self.chunks / footprint
+        if self.share is not None:
+            return max(1, int(self.share * footprint)), self.share
+        assert self.nbytes is not None
+        if not chunk_bytes:
+            raise SimulatorError(
+                f"capacity '{self.text}' is a number of bytes, and the trace does not say how many "
+                "a chunk has. Say so with --chunk-bytes, such as --chunk-bytes 32MiB."
+            )
+        if self.nbytes < chunk_bytes:
+            raise SimulatorError(
+                f"capacity '{self.text}' is less than one chunk, which has {chunk_bytes} bytes."
+            )
+        chunks = self.nbytes // chunk_bytes
+        return chunks, chunks / footprint
+
+
+# Where the score begins -----------------------------------------------------------
+
+
+def score_from(text: str, requests: int) -> int:
+    """The first request that counts: a row number, or a share of the rows.
+
+    Raises:
+        SimulatorError: it is neither, or leaves nothing to count.
+
+    """
+    share = read_percent(text)
+    if share is None and _FRACTION.fullmatch(text):
+        share = float(text)
+    if share is not None and 0 <= share < 1:
+        return int(share * requests)
+    if share is None and _WHOLE.fullmatch(text) and int(text) < requests:
+        return int(text)
+    raise SimulatorError(
+        f"--score-from '{text}': write a row number below {requests}, which the trace has, or a "
+        "share of the rows from 0 on and below 1, such as 0.5 or 50%."
+    )

@@ -1,0 +1,234 @@
+"""``kvtiers simulate``: what people write, and what they get."""
+
+import json
+from pathlib import Path
+
+import pytest
+from kvtiers.policies import POLICIES
+from kvtiers.simulator.choices import Capacity, policies, score_from
+from kvtiers.simulator.errors import SimulatorError
+from kvtiers.tools import cli
+
+pa = pytest.importorskip("pyarrow", reason="traces are Parquet")
+parquet = pytest.importorskip("pyarrow.parquet")
+
+# Chunks of 512 tokens. Two conversations of three turns, in turns, and a tail of 100 tokens.
+ROWS = [
+    {"run_start": [0], "run_len": [3]},
+    {"run_start": [10], "run_len": [3]},
+    {"run_start": [0, 20], "run_len": [3, 2]},
+    {"run_start": [10, 30], "run_len": [3, 2]},
+    {"run_start": [0, 20, 40], "run_len": [3, 2, 1]},
+    {"run_start": [10, 30, 50], "run_len": [3, 2, 1]},
+]
+
+
+def write_trace(path: Path, rows: list[dict] = ROWS, first: int = 0) -> Path:
+    full = [
+        {
+            "t_s": float(first + i),
+            "input_len": 512 * sum(row["run_len"]) + 100,
+            "output_len": 5,
+            **row,
+        }
+        for i, row in enumerate(rows)
+    ]
+    table = pa.Table.from_pylist(full).replace_schema_metadata({"block_tokens": "512"})
+    parquet.write_table(table, path)
+    return path
+
+
+@pytest.fixture
+def trace(tmp_path: Path) -> Path:
+    return write_trace(tmp_path / "talk.parquet")
+
+
+def simulate(*words: object) -> int:
+    return cli.main(["simulate", *map(str, words), "--jobs", "1"])
+
+
+def rows_of(tmp_path: Path, *words: object) -> list[dict]:
+    out = tmp_path / "out.json"
+    assert simulate(*words, "--json", out) == 0
+    return json.loads(out.read_text())
+
+
+# Results ---------------------------------------------------------------------------
+
+
+def test_each_policy_stands_beside_lru_and_the_optimum(tmp_path: Path, trace: Path) -> None:
+    rows = rows_of(tmp_path, trace, "--policies", "lru,arc,min", "--capacity", 6)
+    assert [row["policy"] for row in rows] == ["lru", "arc", "min"]
+    lru, _, best = rows
+    # Six chunks hold three of each conversation, for each of its two further turns.
+    assert best["hit_tokens"] == 512 * 12
+    assert best["input_tokens"] == 512 * 28 + 600
+    assert lru["token_hit_ratio"] == lru["hit_tokens"] / lru["input_tokens"]
+    assert (lru["gap_closed"], best["gap_closed"]) == (0, 1)
+    assert {"trace", "capacity_chunks", "capacity_share", "seconds"} <= set(lru)
+    assert (lru["trace"], lru["capacity_chunks"], lru["capacity_share"]) == ("talk", 6, 0.5)
+
+
+def test_a_policy_is_compared_with_lru_and_the_optimum_though_neither_is_asked_for(
+    tmp_path: Path, trace: Path
+) -> None:
+    (row,) = rows_of(tmp_path, trace, "--policies", "arc", "--capacity", 6)
+    *_, among = rows_of(tmp_path, trace, "--policies", "lru,min,arc", "--capacity", 6)
+    assert row["gap_closed"] is not None
+    assert row["gap_closed"] == among["gap_closed"]
+
+
+def test_where_nothing_can_be_won_no_gap_is_closed(tmp_path: Path, trace: Path) -> None:
+    (row,) = rows_of(tmp_path, trace, "--policies", "arc", "--capacity", "100%")
+    assert row["gap_closed"] is None
+    assert row["hit_tokens"] == 512 * 16
+
+
+def test_all_policies_and_the_optimum_run_by_default(tmp_path: Path, trace: Path) -> None:
+    rows = rows_of(tmp_path, trace, "--capacity", 6)
+    assert [row["policy"] for row in rows] == [*POLICIES.names(), "min"]
+
+
+def test_capacities_can_be_repeated_listed_and_mixed(tmp_path: Path, trace: Path) -> None:
+    words = ("--capacity", "2,50%", "--capacity", "1MiB", "--chunk-bytes", "256KiB")
+    rows = rows_of(tmp_path, trace, "--policies", "lru", *words)
+    assert [row["capacity_chunks"] for row in rows] == [2, 6, 4]
+    assert [row["capacity_bytes"] for row in rows] == [2 << 18, 6 << 18, 4 << 18]
+    assert rows[0]["written_bytes"] == rows[0]["written_chunks"] << 18
+
+
+def test_several_traces_are_replayed_one_by_one(tmp_path: Path, trace: Path) -> None:
+    other = write_trace(tmp_path / "other.parquet", ROWS[:2])
+    rows = rows_of(tmp_path, trace, other, "--policies", "lru", "--capacity", 9)
+    assert [(row["trace"], row["requests"]) for row in rows] == [("talk", 6), ("other", 2)]
+
+
+def test_parts_of_one_trace_are_one_stream(tmp_path: Path, trace: Path) -> None:
+    head = write_trace(tmp_path / "head.parquet", ROWS[:4])
+    tail = write_trace(tmp_path / "tail.parquet", ROWS[4:], first=4)
+    words = ("--policies", "lru,min", "--capacity", "50%", "--score-from", 4)
+    parts = rows_of(tmp_path, head, tail, "--concat", *words)
+    whole = rows_of(tmp_path, trace, *words)
+    for row in (*parts, *whole):
+        del row["trace"], row["seconds"]
+    assert parts == whole
+    assert parts[0]["requests"] == 2
+
+
+def test_shares_can_be_taken_of_the_whole_that_a_trace_is_part_of(
+    tmp_path: Path, trace: Path
+) -> None:
+    (row,) = rows_of(tmp_path, trace, "--policies", "lru", "--capacity", "0.1", "--footprint", 60)
+    assert (row["capacity_chunks"], row["capacity_share"]) == (6, 0.1)
+
+
+def test_the_table_shows_each_capacity_and_policy(trace: Path, capsys) -> None:
+    assert simulate(trace, "--policies", "lru,min", "--capacity", "6") == 0
+    shown = capsys.readouterr().out
+    assert "talk: 6 requests, chunks of 512 tokens" in shown
+    assert [word for word in ("6 (50 %)", "lru", "min", "100.0 %") if word not in shown] == []
+
+
+def test_json_goes_to_the_output_alone(trace: Path, capsys) -> None:
+    assert simulate(trace, "--policies", "lru", "--capacity", "6", "--json", "-") == 0
+    assert json.loads(capsys.readouterr().out)[0]["policy"] == "lru"
+
+
+def test_results_can_be_read_as_parquet_and_seen_as_curves(tmp_path: Path, trace: Path) -> None:
+    pytest.importorskip("matplotlib")
+    table, picture = tmp_path / "out.parquet", tmp_path / "out.png"
+    words = ("--policies", "lru,min", "--capacity", "2,6", "--parquet", table, "--plot", picture)
+    rows = rows_of(tmp_path, trace, *words)
+    assert parquet.read_table(table).to_pylist() == rows
+    assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+def test_processes_change_nothing(tmp_path: Path, trace: Path) -> None:
+    out = tmp_path / "two.json"
+    words = ["simulate", str(trace), "--policies", "lru,arc,min", "--capacity", "2,6"]
+    assert cli.main([*words, "--jobs", "2", "--json", str(out)]) == 0
+    one, two = rows_of(tmp_path, *words[1:]), json.loads(out.read_text())
+    for row in (*one, *two):
+        del row["seconds"]
+    assert one == two
+
+
+# What people write ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "chunks"),
+    [
+        ("5000", 5000),
+        ("5_000", 5000),
+        ("0.02", 20),
+        (".02", 20),
+        ("2%", 20),
+        ("100%", 1000),
+        ("1.0", 1000),
+        ("1", 1),
+        ("0.0001", 1),
+        ("2GiB", 2048),
+        ("1 GB", 953),
+    ],
+)
+def test_a_capacity_is_chunks_bytes_or_a_share(text: str, chunks: int) -> None:
+    assert Capacity.parse(text).resolve(1000, 1 << 20)[0] == chunks
+
+
+@pytest.mark.parametrize("text", ["", "0", "-1", "1.5", "0%", "200%", "many", "2 chunks"])
+def test_other_capacities_are_refused_with_examples(text: str) -> None:
+    with pytest.raises(SimulatorError, match=r"capacity '.*': write chunks \(5000\)"):
+        Capacity.parse(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "row"), [("0", 0), ("99", 99), ("0.5", 50), ("66%", 66), ("0.0", 0)]
+)
+def test_the_score_begins_at_a_row_or_a_share(text: str, row: int) -> None:
+    assert score_from(text, 100) == row
+
+
+@pytest.mark.parametrize("text", ["100", "-1", "1.0", "100%", "half"])
+def test_a_score_that_counts_nothing_is_refused(text: str) -> None:
+    with pytest.raises(SimulatorError, match="a row number below 100"):
+        score_from(text, 100)
+
+
+def test_a_policy_is_named_once_and_its_options_are_read() -> None:
+    named = policies("lru, attention-heat:hot=0.5 ,lru,belady")
+    assert [choice.label for choice in named] == ["lru", "attention-heat:hot=0.5", "min"]
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["--policies", "lur"], "Did you mean 'lru'?"),
+        (["--policies", "lru:x=1"], "'x=1' is no option of lru"),
+        (["--policies", ","], "no policy is named"),
+        (["--policies", "min:x=1"], "min has no options"),
+        (["--capacity", "2GiB"], "--chunk-bytes"),
+        (["--capacity", "1KiB", "--chunk-bytes", "1MiB"], "less than one chunk"),
+        (["--chunk-bytes", "big"], "write a size, such as 32MiB"),
+        (["--chunk-tokens", "100"], "such as 512 or 1024"),
+        (["--score-from", "6"], "a row number below 6"),
+        (["--footprint", "3"], "has 12 distinct chunks"),
+        (["--json", "/no/such/folder/x.json"], "there is no folder /no/such/folder"),
+    ],
+)
+def test_what_cannot_work_is_told_in_a_paragraph(
+    trace: Path, capsys, words: list[str], told: str
+) -> None:
+    assert simulate(trace, *words) == 2
+    assert told in capsys.readouterr().err
+
+
+def test_zero_jobs_are_refused(trace: Path, capsys) -> None:
+    assert cli.main(["simulate", str(trace), "--jobs", "0"]) == 2
+    assert "write 1 or more" in capsys.readouterr().err
+
+
+def test_a_misspelt_option_is_told_the_right_one(trace: Path, capsys) -> None:
+    with pytest.raises(SystemExit):
+        simulate(trace, "--polices", "lru")
+    assert "Did you mean '--policies'?" in capsys.readouterr().err

@@ -1,0 +1,198 @@
+"""``kvtiers simulate``: replays traces through policies, beside the clairvoyant optimum."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Iterable, Sequence
+from concurrent.futures.process import BrokenProcessPool
+
+from kvtiers.simulator import choices, grid, plot, report
+from kvtiers.simulator.errors import SimulatorError
+from kvtiers.simulator.formats import read_trace
+from kvtiers.simulator.trace import Trace
+from kvtiers.tiers.units import read_size
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+
+_CAPACITIES = ("1%", "2%", "5%", "10%")
+_STDOUT = "-"
+# Of a table in a file or a pipe.
+_WIDTH = 100
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of ``kvtiers simulate``."""
+    parser.add_argument(
+        "traces",
+        metavar="TRACE",
+        nargs="+",
+        help="a file, or the name of one in the folder that KVTIERS_TRACES says "
+        "(../shared/traces by default)",
+    )
+    what = parser.add_argument_group("what to simulate")
+    what.add_argument(
+        "--policies",
+        "--policy",
+        metavar="NAME,NAME",
+        action="append",
+        help="such as lru,arc,min, where min is the optimum; options of one as in "
+        "'patient:half_life=300'; all that are installed by default",
+    )
+    what.add_argument(
+        "--capacity",
+        "--capacities",
+        metavar="SIZE",
+        action="append",
+        help="of the tier: chunks (5000), bytes (2GiB), or a share of the trace's distinct chunks "
+        f"(0.02 or 2%%); repeat it for several; {', '.join(_CAPACITIES)} by default".replace(
+            "%,", "%%,"
+        ).replace("% by", "%% by"),
+    )
+    what.add_argument(
+        "--chunk-tokens",
+        "--chunk-size",
+        metavar="N",
+        type=int,
+        help="tokens of a chunk, a multiple of the trace's block",
+    )
+    what.add_argument(
+        "--chunk-bytes", metavar="SIZE", help="bytes of a chunk, for figures in bytes"
+    )
+    what.add_argument(
+        "--concat", action="store_true", help="the files are parts of one trace, in this order"
+    )
+    what.add_argument(
+        "--score-from",
+        metavar="ROW",
+        default="0",
+        help="a row number or a share of the rows: what comes before warms up, what comes after "
+        "counts",
+    )
+    what.add_argument(
+        "--footprint",
+        metavar="CHUNKS",
+        type=int,
+        help="what shares of capacity are taken of, if not the trace's own distinct chunks: those "
+        "of the whole that it is a part of",
+    )
+    how = parser.add_argument_group("results")
+    how.add_argument(
+        "--json", metavar="FILE", nargs="?", const=_STDOUT, help="write JSON; - is the output"
+    )
+    how.add_argument("--parquet", metavar="FILE", help="write Parquet")
+    how.add_argument("--plot", metavar="FILE", help="draw curves: a .png, .svg or .pdf")
+    how.add_argument(
+        "--jobs", "-j", metavar="N", type=int, help="processes at a time; one a core by default"
+    )
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Replay, and show.
+
+    Raises:
+        SimulatorError: what was asked for can't be simulated.
+        OSError: a result can't be written.
+
+    """
+    named = choices.policies(None if arguments.policies is None else ",".join(arguments.policies))
+    capacities = [choices.Capacity.parse(text) for text in _listed(arguments.capacity)]
+    _check_outputs(arguments)
+    tasks = [_task(trace, capacities, arguments) for trace in _traces(arguments)]
+    results = _replayed(tasks, named, arguments.jobs)
+    _show(results, arguments)
+    return 0
+
+
+def _listed(given: Sequence[str] | None) -> list[str]:
+    """All values of an option that was repeated, had commas, or both."""
+    words = [word.strip() for text in given or () for word in text.split(",")]
+    return [word for word in words if word] or list(_CAPACITIES)
+
+
+def _check_outputs(arguments: argparse.Namespace) -> None:
+    """Refuse now what would fail after the work is done."""
+    if arguments.parquet:
+        report.need_pyarrow()
+    if arguments.plot:
+        plot.need_matplotlib()
+    for option in ("json", "parquet", "plot"):
+        path = getattr(arguments, option)
+        folder = os.path.dirname(path or "") or "."
+        if path and not os.path.isdir(folder):
+            raise SimulatorError(f"--{option} {path}: there is no folder {folder}.")
+    if arguments.jobs is not None and arguments.jobs < 1:
+        raise SimulatorError(f"--jobs {arguments.jobs}: write 1 or more.")
+
+
+def _traces(arguments: argparse.Namespace) -> Iterable[Trace]:
+    tokens = arguments.chunk_tokens
+    if arguments.concat:
+        return [read_trace(*arguments.traces, chunk_tokens=tokens)]
+    return [read_trace(place, chunk_tokens=tokens) for place in arguments.traces]
+
+
+def _task(
+    trace: Trace, capacities: Sequence[choices.Capacity], arguments: argparse.Namespace
+) -> grid.Task:
+    footprint = arguments.footprint or trace.footprint
+    if footprint < trace.footprint:
+        raise SimulatorError(
+            f"--footprint {footprint}: {trace.name} alone has {trace.footprint} distinct chunks."
+        )
+    chunk_bytes = trace.chunk_bytes
+    if arguments.chunk_bytes is not None:
+        chunk_bytes = read_size(arguments.chunk_bytes) or 0
+        if not chunk_bytes:
+            raise SimulatorError(
+                f"--chunk-bytes '{arguments.chunk_bytes}': write a size, such as 32MiB."
+            )
+    return grid.Task(
+        trace,
+        [capacity.resolve(footprint, chunk_bytes) for capacity in capacities],
+        footprint,
+        choices.score_from(arguments.score_from, len(trace.requests)),
+        chunk_bytes,
+    )
+
+
+def _replayed(
+    tasks: Sequence[grid.Task], named: Sequence[choices.PolicyChoice], jobs: int | None
+) -> list[grid.Result]:
+    console = Console(stderr=True)
+    columns = (TextColumn("replaying"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
+    # Refreshed by hand: a thread of its own would be in the way of forking.
+    with Progress(
+        *columns, console=console, auto_refresh=False, disable=not console.is_terminal
+    ) as progress:
+        bar = progress.add_task("", total=1.0)
+
+        def note(share: float) -> None:
+            progress.update(bar, completed=share, refresh=True)
+
+        try:
+            return grid.run(tasks, named, jobs or os.cpu_count() or 1, note)
+        except BrokenProcessPool:
+            raise SimulatorError(
+                "a process of the simulation was killed, most likely for want of memory. Each of "
+                "them holds a policy of its own: try fewer with --jobs."
+            ) from None
+
+
+def _show(results: Sequence[grid.Result], arguments: argparse.Namespace) -> None:
+    if arguments.json == _STDOUT:
+        sys.stdout.write(report.as_json(results))
+    else:
+        console = Console()
+        if not console.is_terminal:
+            console = Console(width=_WIDTH)
+        for table in report.tables(results):
+            console.print(table)
+    if arguments.json and arguments.json != _STDOUT:
+        with open(arguments.json, "w") as file:
+            file.write(report.as_json(results))
+    if arguments.parquet:
+        report.write_parquet(results, arguments.parquet)
+    if arguments.plot:
+        plot.write_plot(results, arguments.plot)
