@@ -10,6 +10,7 @@ from kvtiers.policies import ChunkId
 from kvtiers.tiers.base import ChunkKey
 from kvtiers.tiers.directory import Chunk, State, runs_of
 from kvtiers.tiers.lower import LowerTier
+from kvtiers.tiers.queued import Queued
 from kvtiers.tiers.residency import CPU, Residency
 from kvtiers.tiers.spill import Spill
 from kvtiers.tiers.workers import Op, OpKind
@@ -36,9 +37,10 @@ _FORGOTTEN_AT_ONCE = 512
 class Eviction:
     """Frees slots of the arena and keeps lower tiers under their bounds."""
 
-    def __init__(self, residency: Residency, spill: Spill) -> None:
+    def __init__(self, residency: Residency, spill: Spill, queued: Queued) -> None:
         self._residency = residency
         self._spill = spill
+        self._queued = queued
 
     def can_free(self, n: int) -> bool:
         """Whether ``n`` slots are or could be free. Evicts nothing, but cancels queued stores."""
@@ -60,9 +62,13 @@ class Eviction:
         return min(n, slots.free)
 
     def _coldest(self, n: int) -> list[Chunk]:
-        """Up to ``n`` chunks that nobody uses, in the policy's order."""
+        """Up to ``n`` chunks that nobody uses, in the policy's order.
+
+        Those that requests in the queue wait for come after all others.
+        """
         chunks: list[Chunk] = []
-        for key in self._residency.policy.victims(CPU, n * self._residency.chunk_bytes):
+        victims = self._residency.policy.victims(CPU, n * self._residency.chunk_bytes)
+        for key in self._queued.last(victims):
             chunk = self._residency.get(key)
             if chunk is not None and self._evictable(chunk):
                 chunks.append(chunk)
@@ -179,7 +185,7 @@ class Eviction:
 
     def _victims(self, tier: LowerTier, need: int) -> list[ChunkId]:
         """Chunks to evict now: a part of what is needed, if that would take long."""
-        ordered = self._residency.policy.victims(tier.name, need)
+        ordered = self._queued.last(self._residency.policy.victims(tier.name, need))
         unread = (victim for victim in ordered if not tier.is_read(victim))
         return list(islice(unread, min(-(-need // tier.chunk_bytes), _REMOVED_AT_ONCE)))
 

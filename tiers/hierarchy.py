@@ -16,7 +16,8 @@ What holds at all times (checked by tests/unit/test_hierarchy_machine.py):
 - every op that was submitted comes back once, and takes its pins with it.
 
 The parts: ``residency`` (what is where), ``lookups`` (who waits for what), ``promotion``
-(up), ``ahead`` (up before anybody's turn), ``spill`` (down), ``eviction`` (out),
+(up), ``ahead`` (up before anybody's turn), ``spill`` (down), ``eviction`` (out; those that
+``queued`` requests wait for last),
 ``copies`` (the engine's own), ``health`` (what a call says of its tier). This module is
 what an engine calls.
 """
@@ -46,6 +47,7 @@ from kvtiers.tiers.idle import IdleThread, owning
 from kvtiers.tiers.lookups import Lookups
 from kvtiers.tiers.lower import LowerTier, MakeWorkers
 from kvtiers.tiers.promotion import Promotion
+from kvtiers.tiers.queued import Queued
 from kvtiers.tiers.requests import Lookup, RequestState
 from kvtiers.tiers.residency import CPU, GPU, Residency
 from kvtiers.tiers.spill import Spill
@@ -138,7 +140,8 @@ class Hierarchy:
         self.policy = make_policy(infos, clock)
         self._residency = Residency(cpu, self._lower, self.policy, namespace, clock)
         self._spill = Spill(self._residency)
-        self._eviction = Eviction(self._residency, self._spill)
+        self._queued = Queued()
+        self._eviction = Eviction(self._residency, self._spill, self._queued)
         self._requests: dict[str, RequestState] = {}
         worth = Worth(self._residency, self._requests, prefill)
         self._promotion = Promotion(self._residency, self._eviction, worth, patience)
@@ -243,6 +246,7 @@ class Hierarchy:
         ask = facts.runs if beyond_gpu is None else beyond_gpu
         request = RequestState(facts, windowed, tuple(ask))
         self._requests[facts.request_id] = request
+        self._queued.enter(facts)
         self.policy.on_request(facts)
         for run in ask:
             self._residency.learn(run)
@@ -338,6 +342,7 @@ class Hierarchy:
             served[run.group] = self._account(request, run.tail(held), loaded)
             self._tell_use(request, run, held, loaded)
         request.start()
+        self._queued.leave(request.facts)
         self._promotion.dismiss(request)
         self._ahead.forget(request)
         self.policy.on_start(request.facts)
@@ -425,6 +430,7 @@ class Hierarchy:
         """The request finished or was aborted. Its copies may still be under way."""
         request = self._requests.pop(request_id, None)
         if request is not None:
+            self._queued.leave(request.facts)
             self._promotion.dismiss(request)
             self._ahead.forget(request)
             self.policy.on_finish(request.facts)
@@ -460,6 +466,17 @@ class Hierarchy:
     def reachable(self) -> bool:
         """Whether any lower tier may be stored in."""
         return any(tier.takes_stores for tier in self._lower)
+
+    @owning
+    def favoured(self, n_bytes: int) -> list[Run]:
+        """What the policy would rather have the GPU keep, most valuable first, of that much."""
+        runs: list[Run] = []
+        for run in self.policy.favour(n_bytes):
+            runs.append(run.head(n_bytes // run.chunk_bytes))
+            n_bytes -= len(runs[-1]) * run.chunk_bytes
+            if n_bytes < run.chunk_bytes:
+                break
+        return runs
 
     # Stores by the engine ---------------------------------------------------
 

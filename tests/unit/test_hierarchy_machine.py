@@ -562,7 +562,12 @@ class Machine(RuleBasedStateMachine):
             assert tier.storing <= tier.store_budget
 
     def waiting_is_bookkept(self) -> None:
-        promotion = self.h._promotion
+        promotion, queued = self.h._promotion, self.h._queued
+        in_queue = [r for r in self.h._requests.values() if not r.started]
+        waited_for = Counter(k for r in in_queue for run in r.facts.runs for k in run.chunks)
+        assert {
+            k: queued._requests.get(k) for p in queued._requests.parts() for k in p
+        } == waited_for
         assert set(promotion._wanting) <= set(self.h._requests)
         assert set(promotion._holding) <= set(self.h._requests)
         taken = self.h._ahead._taken
@@ -620,7 +625,7 @@ class Machine(RuleBasedStateMachine):
         self.holds()
         promotion = self.h._promotion
         left = (promotion._wanting, promotion._waiters, promotion._holding, self.h._requests)
-        assert not any((*left, self.h._ahead._taken))
+        assert not any((*left, self.h._ahead._taken, self.h._queued._waiting))
         assert not self.h._copies._storing
         assert not self.h._copies._loading
         assert self.h.pinned() == 0
