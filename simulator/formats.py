@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
 
-from kvtiers.simulator import format_parquet
+from kvtiers.simulator import format_events, format_lmcache, format_mooncake, format_parquet
 from kvtiers.simulator.errors import TraceError
 from kvtiers.simulator.rows import Source, make_trace
 from kvtiers.simulator.trace import Trace
@@ -19,7 +19,7 @@ DEFAULT_FOLDER = "../shared/traces"
 _ENDINGS = (".parquet", ".jsonl", ".msgpack")
 # Each has ``recognises(head)`` and ``open_source(path)``; the first that
 # recognises a file's beginning reads it.
-_FORMATS: Sequence[ModuleType] = (format_parquet,)
+_FORMATS: Sequence[ModuleType] = (format_parquet, format_mooncake, format_lmcache, format_events)
 _HEAD_BYTES = 65536
 
 
@@ -31,7 +31,8 @@ def read_trace(
     Args:
         places: paths, or names of files in the folder that ``KVTIERS_TRACES`` says,
             by default ``../shared/traces``; then without their ending, if you like. A
-            folder that an engine has recorded in, or ``FOLDER/RECORDING``, is one file.
+            folder that an engine has recorded in, or ``FOLDER/RECORDING``, is one file; a folder of
+            JSONL logs is those one after the other.
         chunk_tokens: tokens of a chunk, a multiple of the file's block. By default
             what was recorded, or the smallest multiple of at least 256 tokens.
         name: what to call it. By default the files' names.
@@ -42,7 +43,7 @@ def read_trace(
 
     """
     paths = [find(os.fspath(place)) for place in places]
-    sources = [_open(path) for path in paths]
+    sources = [source for path in paths for source in _open(path)]
     return make_trace(name or "+".join(path.stem for path in paths), sources, chunk_tokens)
 
 
@@ -70,9 +71,16 @@ def find(place: str) -> Path:
     )
 
 
-def _open(path: Path) -> Source:
+def _open(path: Path) -> list[Source]:
+    """The files that are one trace: one, a recording's parts, or a folder of logs by name."""
+    if path.is_dir() and (logs := sorted(path.glob("*.jsonl"))):
+        return [_open_file(log) for log in logs]
     if not path.is_file():
-        return format_parquet.open_source(str(path))
+        return [format_parquet.open_source(str(path))]
+    return [_open_file(path)]
+
+
+def _open_file(path: Path) -> Source:
     try:
         with open(path, "rb") as file:
             head = file.read(_HEAD_BYTES)

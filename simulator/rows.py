@@ -38,6 +38,7 @@ class Source:
         rows: in order of arrival. Iterating raises TraceError where a row is damaged.
         block_bytes: bytes of a block, 0 if unknown.
         recorded: whether the blocks are the chunks of the cache that was recorded.
+        absolute: whether times count from the epoch; a trace's count from its first.
 
     """
 
@@ -46,6 +47,7 @@ class Source:
     rows: Iterable[Row]
     block_bytes: int = 0
     recorded: bool = False
+    absolute: bool = False
 
 
 def make_trace(name: str, sources: Sequence[Source], chunk_tokens: int | None) -> Trace:
@@ -109,14 +111,18 @@ class _Stream:
         # Each request's chunks, those of the output too.
         self._paths: list[tuple[range, ...]] = []
         self._interner = Interner()
+        # When the trace began, where times count from the epoch.
+        self._origin = 0.0
 
     def add(self, source: Source) -> None:
         """Put a file's requests behind what is there."""
         step = self.tokens // source.block_tokens
         shift: float | None = None
         for row in source.rows:
+            if source.absolute and not self.requests:
+                self._origin = row.request.arrival
             if shift is None:
-                shift = max(0.0, self._last - row.request.arrival)
+                shift = max(0.0, self._last - row.request.arrival + self._origin) - self._origin
             request = self._timed(source, row.request, shift)
             ids = row.ids if isinstance(row.ids, np.ndarray) else self._interner.intern(row.ids)
             try:

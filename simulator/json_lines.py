@@ -1,0 +1,87 @@
+"""Lines of JSON, each an object, with what is wrong told by file and line."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from kvtiers.simulator.errors import TraceError
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One line of a file.
+
+    Attributes:
+        path: of the file.
+        row: number of the line, from 0; lines of nothing are not counted.
+        value: the object.
+
+    """
+
+    path: str
+    row: int
+    value: dict[str, Any]
+
+    def number(self, key: str, default: float | None = None) -> float:
+        """A finite number of at least 0; ``default`` where there is none."""
+        value = self.value.get(key, default)
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise self.wrong(key, "a number", value)
+        if not 0 <= value < float("inf"):
+            raise self.wrong(key, "a number of at least 0", value)
+        return value
+
+    def listed(self, key: str, kind: type | tuple[type, ...]) -> list[Any]:
+        """A list of nothing but ``kind``."""
+        value = self.value.get(key)
+        if not isinstance(value, list) or not all(isinstance(each, kind) for each in value):
+            raise self.wrong(key, "a list of ids", value)
+        return value
+
+    def wrong(self, key: str, wanted: str, value: object) -> TraceError:
+        """What to raise for a value that isn't what it must be."""
+        text = "missing" if key not in self.value else f"{value!r:.60}"
+        return TraceError(f"{self.path}, row {self.row}: '{key}' must be {wanted}; it is {text}.")
+
+
+def read_lines(path: str) -> Iterator[Line]:
+    """The lines of a file.
+
+    Raises:
+        TraceError: a line is no JSON object, or the file can't be read.
+
+    """
+    row = 0
+    with open(path, encoding="utf-8", errors="replace") as file:
+        for text in file:
+            if not text.strip():
+                continue
+            try:
+                value = json.loads(text)
+            except ValueError as error:
+                raise TraceError(f"{path}, row {row}: it is no JSON: {error}.") from None
+            if not isinstance(value, dict):
+                raise TraceError(f"{path}, row {row}: it must be a JSON object, in braces.")
+            yield Line(path, row, value)
+            row += 1
+
+
+def first_object(head: bytes) -> dict[str, Any]:
+    """The object that a file begins with; empty if it begins with none.
+
+    Args:
+        head: the beginning of the file, which may end within the first line.
+
+    """
+    text = head.decode("utf-8", errors="replace").lstrip()
+    line, newline, _ = text.partition("\n")
+    try:
+        value = json.loads(line)
+    except ValueError:
+        # A line longer than the beginning: what keys it has can still be seen.
+        keys = ("hash_ids", "chunk_hashes", "events") if not newline else ()
+        return {key: None for key in keys if text.startswith("{") and f'"{key}"' in text}
+    return value if isinstance(value, dict) else {}
