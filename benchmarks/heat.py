@@ -109,7 +109,13 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     made = argparse.ArgumentParser(prog="python -m benchmarks.heat", description=__doc__)
     add = made.add_argument
-    add("--prompts", metavar="PATH", type=Path, default=_prompts(), help=f"default: {_DEFAULT}")
+    add(
+        "--prompts",
+        metavar="PATH",
+        type=Path,
+        default=default_prompts(),
+        help=f"default: {_DEFAULT}",
+    )
     add("--model", metavar="PATH", type=Path, help="a model folder (default: SmolLM2-135M)")
     add("--window", type=int, default=HeatSettings().window, help="queries that are measured")
     add("--chunk-tokens", type=int, default=64, help="tokens of a chunk (default: 64)")
@@ -118,7 +124,8 @@ def _parser() -> argparse.ArgumentParser:
     return made
 
 
-def _prompts() -> Path:
+def default_prompts() -> Path:
+    """Where the prompts are, as the environment or the layout of the checkout says."""
     return Path(os.environ.get(VARIABLE) or Path(__file__).parent.parent / _DEFAULT)
 
 

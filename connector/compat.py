@@ -113,12 +113,27 @@ def completed_jobs(connector_output: Any) -> Mapping[int, int]:
 
 def step_spans(scheduler_output: Any) -> Iterator[tuple[int, int]]:
     """Per request of a step: tokens that stand before, and tokens that it computes."""
+    return ((before, tokens) for _, before, tokens in step_parts(scheduler_output))
+
+
+def step_parts(scheduler_output: Any) -> Iterator[tuple[str, int, int]]:
+    """The same, with vLLM's id of each request."""
     scheduled = scheduler_output.num_scheduled_tokens
     for request in scheduler_output.scheduled_new_reqs:
-        yield request.num_computed_tokens, scheduled.get(request.req_id, 0)
+        yield request.req_id, request.num_computed_tokens, scheduled.get(request.req_id, 0)
     cached = scheduler_output.scheduled_cached_reqs
     for name, before in zip(cached.req_ids, cached.num_computed_tokens, strict=False):
-        yield before, scheduled.get(name, 0)
+        yield name, before, scheduled.get(name, 0)
+
+
+def full_attention_group(kv_cache_config: Any) -> int | None:
+    """Number of the first KV-cache group whose layers see the whole prefix, None without one."""
+    from vllm.v1.kv_cache_interface import FullAttentionSpec
+
+    groups = kv_cache_config.kv_cache_groups
+    # Subclasses are other things: latent attention, sinks, windows.
+    kinds = (type(group.kv_cache_spec) is FullAttentionSpec for group in groups)
+    return next((number for number, is_full in enumerate(kinds) if is_full), None)
 
 
 def prefill_left(requests: Iterable[Any]) -> Iterator[tuple[int, int]]:

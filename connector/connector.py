@@ -29,11 +29,13 @@ from kvtiers.connector.engine_checks import (
     check_nesting,
     check_reports,
 )
+from kvtiers.connector.heat_probe import HeatProbe
+from kvtiers.connector.heat_watch import HeatWatch
 from kvtiers.connector.manager import Adapter, RequestKeys, TieredOffloadingManager
 from kvtiers.connector.prefill import Span
 from kvtiers.connector.recording import start_recorder
 from kvtiers.connector.spec import CONTEXT, Context, TieredOffloadingSpec
-from kvtiers.connector.transfer import TieredWorkerMetadata, WorkerReport
+from kvtiers.connector.transfer import TieredMetadata, TieredWorkerMetadata, WorkerReport
 from kvtiers.policies import PolicyRequest
 from kvtiers.tiers import Usage
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
@@ -91,6 +93,15 @@ class TieredKVConnector(OffloadingConnector):  # type: ignore[misc]  # vLLM is u
 
     # Start ------------------------------------------------------------------
 
+        self._heat_watch: HeatWatch | None = None
+        self._heat_probe: HeatProbe | None = None
+        if role is KVConnectorRole.SCHEDULER:
+            groups = self.scheduler.config.kv_group_configs
+            self._heat_watch = HeatWatch.of_engine(
+                loaded.config.heat, vllm_config, kv_cache_config, groups
+            )
+        else:
+            self._heat_probe = HeatProbe.of_worker(loaded.config.heat, vllm_config, kv_cache_config)
     @property
     def _manager(self) -> TieredOffloadingManager:
         return self.scheduler.manager  # type: ignore[no-any-return]
@@ -273,10 +284,18 @@ class TieredKVConnector(OffloadingConnector):  # type: ignore[misc]  # vLLM is u
         preempted = scheduler_output.preempted_req_ids or ()
         reloading = {job.req_id for job in self.scheduler._current_batch_load_jobs.values()}  # noqa: SLF001 - in the contract
         if reloading.isdisjoint(preempted):
-            return super().build_connector_meta(scheduler_output)
+            return self._with_heat(super().build_connector_meta(scheduler_output), scheduler_output)
         rest = set(preempted) - reloading
         changed = dataclasses.replace(scheduler_output, preempted_req_ids=rest)
-        return super().build_connector_meta(changed)
+        return self._with_heat(super().build_connector_meta(changed), scheduler_output)
+
+    def _with_heat(self, metadata: Any, scheduler_output: Any) -> KVConnectorMetadata:
+        """The copies of a step, and what to measure in it."""
+        if self._heat_watch is None:
+            return metadata
+        statuses = self.scheduler._req_status  # noqa: SLF001 - in the contract
+        jobs = self._heat_watch.jobs(scheduler_output, statuses, self._manager.chunks_of)
+        return TieredMetadata.extend(metadata, jobs) if jobs else metadata
 
     def _offer_again(self) -> None:
         """Have vLLM offer what was turned away before the GPU's cache was full enough.
@@ -344,15 +363,23 @@ class TieredKVConnector(OffloadingConnector):  # type: ignore[misc]  # vLLM is u
         )
 
     def build_connector_worker_meta(self) -> OffloadingWorkerMetadata | None:
-        """Tell the scheduler which jobs have ended or failed, and what adapters hold."""
+        """Tell the scheduler which jobs have ended or failed, what adapters hold, and heat."""
         metadata = super().build_connector_worker_meta()
         adapters = self._loaded_adapters.take() if self._loaded_adapters is not None else {}
         if metadata is None:
-            return TieredWorkerMetadata(adapters=adapters) if adapters else None
+            if adapters or heat:
+                return TieredWorkerMetadata(adapters=adapters, heat=heat)
+            return None
         for job_id in metadata.completed_jobs:
             self._load_requests.pop(job_id, None)
+    def bind_connector_metadata(self, connector_metadata: KVConnectorMetadata) -> None:
+        """Called before the model runs; ``start_load_kv`` mostly after it."""
+        super().bind_connector_metadata(connector_metadata)
+        if self._heat_probe is not None:
+            self._heat_probe.begin(getattr(connector_metadata, "heat_jobs", ()))
+
         failed, self._failed_jobs = self._failed_jobs, {}
-        return TieredWorkerMetadata.extend(metadata, failed, adapters)
+        return TieredWorkerMetadata.extend(metadata, failed, adapters, heat)
 
     def take_events(self) -> Iterable[Any]:
         """Called for every step, last when its output is taken in: it took until now."""
@@ -380,6 +407,7 @@ class TieredKVConnector(OffloadingConnector):  # type: ignore[misc]  # vLLM is u
         if job.is_store:
             context = self.scheduler._req_status[job.req_id].req_context  # noqa: SLF001 - in the contract
             self._manager.distrust_store(job.keys, context, slots)
+        heat = self._heat_probe.take() if self._heat_probe is not None else {}
         else:
             self._manager.distrust_load(job.req_id)
             # vLLM takes what it loads for stored. What is recomputed now is not.
@@ -402,6 +430,9 @@ class TieredKVConnector(OffloadingConnector):  # type: ignore[misc]  # vLLM is u
                 self._distrust(job_id, ())
 
     def reset_cache(self) -> bool | None:
+            if metadata.heat and self._heat_watch is not None:
+                for run, heat in self._heat_watch.told(metadata.heat):
+                    self._manager.measured(run, heat)
         """Serve nothing stored so far. Slots with copies under way stay out of use."""
         for job_id, job in self.scheduler._jobs.items():  # noqa: SLF001 - in the contract
             self._reset_fence[job_id] = job.pending_count
@@ -438,6 +469,8 @@ class TieredKVConnector(OffloadingConnector):  # type: ignore[misc]  # vLLM is u
 
     @classmethod
     def build_prom_metrics(
+        if self._heat_watch is not None:
+            self._heat_watch.forget()
         cls, vllm_config: Any, metric_types: Any, labelnames: Any, per_engine_labelvalues: Any
     ) -> Any:
         """API server process: definitions, from the user's configuration.

@@ -77,6 +77,11 @@ CONNECTOR = Class(
         ),
         overridden("build_connector_meta", "scheduler_output", "the end of a scheduler step"),
         overridden(
+            "bind_connector_metadata",
+            "connector_metadata",
+            "the heat probe learns of a step before the model runs",
+        ),
+        overridden(
             "update_connector_output",
             "connector_output",
             "failed stores are invalidated before vLLM completes them",
@@ -145,7 +150,7 @@ ENTRIES: tuple[Entry, ...] = (
         _OFF_SCHED,
         "RequestGroupState",
         "what is recomputed after a failed load is stored; what was turned away is offered again",
-        fields="offload_keys next_stored_chunk_idx",
+        fields="offload_keys block_ids next_stored_chunk_idx",
     ),
     Class(
         f"{_OFF}.worker",

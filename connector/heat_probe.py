@@ -84,6 +84,17 @@ class HeatProbe:
         self._measured: list[_Measured] = []
         self._off = False
 
+    @classmethod
+    def of_worker(
+        cls, settings: HeatSettings | None, vllm_config: Any, kv_cache_config: Any
+    ) -> HeatProbe | None:
+        """For the layers of a worker's model; None if heat is not measured."""
+        if settings is None:
+            return None
+        layers = vllm_config.compilation_config.static_forward_context
+        rank: int = vllm_config.parallel_config.rank
+        return cls(settings, layers, kv_cache_config.kv_cache_groups, rank)
+
     def begin(self, jobs: Sequence[HeatJob]) -> None:
         """A step begins, at whose end these can be measured."""
         self._jobs = {}
@@ -97,7 +108,8 @@ class HeatProbe:
                 self._jobs.setdefault(its[index], []).append(job)
 
     def take(self) -> Readings:
-        """What has been measured and has arrived since the last call."""
+        """The step is over: what has been measured and has arrived since the last call."""
+        self._jobs = {}
         waiting, taken = [], {}
         for measured in self._measured:
             if not measured.ready():

@@ -364,6 +364,18 @@ class TieredOffloadingManager(OffloadingManager):  # type: ignore[misc]  # vLLM 
     def stop_storing(self, req_context: ReqContext) -> None:
         """What the request computes from here on is not what its keys would say."""
         _keys_of(req_context).stores = False
+    # Attention heat ---------------------------------------------------------
+
+    def chunks_of(self, request_id: str, group: int) -> Run | None:
+        """A request's chunks of a group, None if it neither loads nor stores."""
+        facts = self._facts.get(request_id)
+        runs = facts.runs if facts is not None else ()
+        return next((run for run in runs if run.group == group), None)
+
+    def measured(self, run: Run, heat: Sequence[float]) -> None:
+        """Workers have measured what the end of a prompt attends to."""
+        self.hierarchy.measured(run, heat)
+
 
     def leave_alone(self, req_context: ReqContext) -> None:
         """The request shall neither load nor store from here on."""

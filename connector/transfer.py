@@ -1,6 +1,6 @@
-"""What the scheduler and the workers tell each other about copies.
+"""What the scheduler and the workers tell each other about copies, and about heat.
 
-Both classes are pickled between processes.
+These classes are pickled between processes.
 """
 
 from __future__ import annotations
@@ -10,13 +10,17 @@ from dataclasses import dataclass, field
 
 import numpy as np
 from kvtiers.connector.adapters import Contents
+from kvtiers.connector.heat import HeatJob, Readings
 from kvtiers.tiers.arena import ArenaHandle
 from numpy.typing import NDArray
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorHandshakeMetadata,
     KVConnectorWorkerMetadata,
 )
-from vllm.distributed.kv_transfer.kv_connector.v1.offloading.common import OffloadingWorkerMetadata
+from vllm.distributed.kv_transfer.kv_connector.v1.offloading.common import (
+    OffloadingConnectorMetadata,
+    OffloadingWorkerMetadata,
+)
 from vllm.v1.kv_offload.cpu.common import CPULoadStoreSpec
 
 FailedJobs = Mapping[int, tuple[int, ...]]
@@ -56,6 +60,25 @@ class ArenaSpec(CPULoadStoreSpec):  # type: ignore[misc]  # vLLM is untyped
 
 
 @dataclass
+class TieredMetadata(OffloadingConnectorMetadata):  # type: ignore[misc]  # vLLM is untyped
+    """vLLM's copies of a step, and what to measure in it."""
+
+    heat_jobs: tuple[HeatJob, ...] = ()
+
+    @classmethod
+    def extend(
+        cls, metadata: OffloadingConnectorMetadata, heat_jobs: Sequence[HeatJob]
+    ) -> TieredMetadata:
+        """What a worker gets: vLLM's own metadata plus what it does not know of."""
+        return cls(
+            load_jobs=metadata.load_jobs,
+            store_jobs=metadata.store_jobs,
+            jobs_to_flush=metadata.jobs_to_flush,
+            heat_jobs=tuple(heat_jobs),
+        )
+
+
+@dataclass
 class TieredWorkerMetadata(OffloadingWorkerMetadata):  # type: ignore[misc]  # vLLM is untyped
     """vLLM's report of finished jobs, and which of them failed.
 
@@ -65,11 +88,13 @@ class TieredWorkerMetadata(OffloadingWorkerMetadata):  # type: ignore[misc]  # v
     Attributes:
         failed_jobs: see ``FailedJobs``. Only jobs that ``completed_jobs`` counts.
         adapters: LoRA adapters that hold something else than was last reported.
+        heat: what was measured.
 
     """
 
     failed_jobs: FailedJobs = field(default_factory=dict)
     adapters: Contents = field(default_factory=dict)
+    heat: Readings = field(default_factory=dict)
 
     @classmethod
     def extend(
@@ -77,6 +102,7 @@ class TieredWorkerMetadata(OffloadingWorkerMetadata):  # type: ignore[misc]  # v
         metadata: OffloadingWorkerMetadata,
         failed_jobs: FailedJobs,
         adapters: Contents | None = None,
+        heat: Readings | None = None,
     ) -> TieredWorkerMetadata:
         """What a rank reports: vLLM's own metadata plus what it does not know of."""
         return cls(
@@ -84,6 +110,7 @@ class TieredWorkerMetadata(OffloadingWorkerMetadata):  # type: ignore[misc]  # v
             transfer_stats=metadata.transfer_stats,
             failed_jobs=failed_jobs,
             adapters=adapters or {},
+            heat=heat or {},
         )
 
     def aggregate(self, other: KVConnectorWorkerMetadata) -> TieredWorkerMetadata:
@@ -93,11 +120,13 @@ class TieredWorkerMetadata(OffloadingWorkerMetadata):  # type: ignore[misc]  # v
         """
         merged = super().aggregate(other)
         if not isinstance(other, TieredWorkerMetadata):
-            return self.extend(merged, self.failed_jobs, self.adapters)
+            return self.extend(merged, self.failed_jobs, self.adapters, self.heat)
         return self.extend(
             merged,
             _union(self.failed_jobs, other.failed_jobs),
             _agreed(self.adapters, other.adapters),
+            # Each rank measures KV heads of its own, under its own key.
+            {**self.heat, **other.heat},
         )
 
 

@@ -43,6 +43,7 @@ from kvtiers.tiers.directory import Chunk, State, runs_of
 from kvtiers.tiers.eviction import Eviction
 from kvtiers.tiers.findings import Findings
 from kvtiers.tiers.health import Health
+from kvtiers.tiers.heat import HeatInbox
 from kvtiers.tiers.idle import IdleThread, owning
 from kvtiers.tiers.lookups import Lookups
 from kvtiers.tiers.lower import LowerTier, MakeWorkers
@@ -147,6 +148,7 @@ class Hierarchy:
         self._promotion = Promotion(self._residency, self._eviction, worth, patience)
         self._copies = EngineCopies(self._residency, self._eviction)
         self._health = Health(self._residency, clock)
+        self._heat = HeatInbox(self._residency, self.policy)
         self._ahead = Ahead(self._residency, self._promotion, self.policy, window)
         self._lookups = Lookups(
             self._residency, self._promotion, self._ahead, self._requests, worth, patience
@@ -500,11 +502,21 @@ class Hierarchy:
     @owning
     def stored(self, keys: Iterable[bytes], success: bool = True) -> None:
         """The engine's copy into the arena has ended; what was not spoiled is readable now."""
-        for run in self._copies.stored(keys, success):
+        stored = self._copies.stored(keys, success)
+        for run in stored:
             self._spill.write_through(run)
+        self._heat.stored(stored)
         for tier in self._lower:
             self._eviction.enforce(tier)
         self._wake()
+
+    @owning
+    def measured(self, run: Run, heat: Sequence[float]) -> None:
+        """Attention that the end of a prompt paid to each chunk of ``run``, 0 to 1.
+
+        The policy hears of it once the chunks are stored.
+        """
+        self._heat.measured(run, heat)
 
     @owning
     def remove(self, keys: Sequence[bytes]) -> None:
@@ -704,6 +716,7 @@ class Hierarchy:
             self._lookups.expire(request)
             request.stores = False
         self._copies.reset()
+        self._heat.forget()
         for tier in self._lower:
             tier.backlog.clear()
         self._residency.start_epoch(namespace)

@@ -37,11 +37,13 @@ class HeatModel:
         try:
             import torch
             from transformers import AutoModelForCausalLM, AutoTokenizer
+            from transformers.utils.logging import disable_progress_bar
         except ImportError as error:
             raise ModelError(
                 f"Attention is measured with torch and transformers ({error}). Install them, or "
                 "vLLM, which has both."
             ) from error
+        disable_progress_bar()  # its bars would cross the caller's own output
         try:
             self._tokenizer = AutoTokenizer.from_pretrained(path)
             self._model: Any = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
@@ -53,6 +55,11 @@ class HeatModel:
         """The token ids of a text."""
         ids: list[int] = self._tokenizer(text)["input_ids"]
         return ids
+
+    def text(self, tokens: list[int]) -> str:
+        """The text of token ids."""
+        text: str = self._tokenizer.decode(tokens)
+        return text
 
     def run(self, tokens: list[int], observe: Observe) -> None:
         """Run one prompt, and show each layer's queries and keys once they are computed."""
