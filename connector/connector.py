@@ -90,9 +90,6 @@ class TieredKVConnector(OffloadingConnector):  # type: ignore[misc]  # vLLM is u
         self._loaded_adapters: LoadedAdapters | None = None
         if role is KVConnectorRole.WORKER and vllm_config.lora_config is not None:
             self._loaded_adapters = watch_loads()
-
-    # Start ------------------------------------------------------------------
-
         self._heat_watch: HeatWatch | None = None
         self._heat_probe: HeatProbe | None = None
         if role is KVConnectorRole.SCHEDULER:
@@ -102,6 +99,9 @@ class TieredKVConnector(OffloadingConnector):  # type: ignore[misc]  # vLLM is u
             )
         else:
             self._heat_probe = HeatProbe.of_worker(loaded.config.heat, vllm_config, kv_cache_config)
+
+    # Start ------------------------------------------------------------------
+
     @property
     def _manager(self) -> TieredOffloadingManager:
         return self.scheduler.manager  # type: ignore[no-any-return]
@@ -337,6 +337,12 @@ class TieredKVConnector(OffloadingConnector):  # type: ignore[misc]  # vLLM is u
 
     # Copies on the worker ---------------------------------------------------
 
+    def bind_connector_metadata(self, connector_metadata: KVConnectorMetadata) -> None:
+        """Called before the model runs; ``start_load_kv`` mostly after it."""
+        super().bind_connector_metadata(connector_metadata)
+        if self._heat_probe is not None:
+            self._heat_probe.begin(getattr(connector_metadata, "heat_jobs", ()))
+
     def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
         """Submit this step's copies."""
         metadata = self._connector_metadata
@@ -366,18 +372,13 @@ class TieredKVConnector(OffloadingConnector):  # type: ignore[misc]  # vLLM is u
         """Tell the scheduler which jobs have ended or failed, what adapters hold, and heat."""
         metadata = super().build_connector_worker_meta()
         adapters = self._loaded_adapters.take() if self._loaded_adapters is not None else {}
+        heat = self._heat_probe.take() if self._heat_probe is not None else {}
         if metadata is None:
             if adapters or heat:
                 return TieredWorkerMetadata(adapters=adapters, heat=heat)
             return None
         for job_id in metadata.completed_jobs:
             self._load_requests.pop(job_id, None)
-    def bind_connector_metadata(self, connector_metadata: KVConnectorMetadata) -> None:
-        """Called before the model runs; ``start_load_kv`` mostly after it."""
-        super().bind_connector_metadata(connector_metadata)
-        if self._heat_probe is not None:
-            self._heat_probe.begin(getattr(connector_metadata, "heat_jobs", ()))
-
         failed, self._failed_jobs = self._failed_jobs, {}
         return TieredWorkerMetadata.extend(metadata, failed, adapters, heat)
 
@@ -396,6 +397,9 @@ class TieredKVConnector(OffloadingConnector):  # type: ignore[misc]  # vLLM is u
                 self._distrust(job_id, slots)
             if metadata.adapters:
                 self._adapters_loaded(metadata.adapters)
+            if metadata.heat and self._heat_watch is not None:
+                for run, heat in self._heat_watch.told(metadata.heat):
+                    self._manager.measured(run, heat)
         self._lower_fence(compat.completed_jobs(connector_output))
         super().update_connector_output(connector_output)
 
@@ -407,7 +411,6 @@ class TieredKVConnector(OffloadingConnector):  # type: ignore[misc]  # vLLM is u
         if job.is_store:
             context = self.scheduler._req_status[job.req_id].req_context  # noqa: SLF001 - in the contract
             self._manager.distrust_store(job.keys, context, slots)
-        heat = self._heat_probe.take() if self._heat_probe is not None else {}
         else:
             self._manager.distrust_load(job.req_id)
             # vLLM takes what it loads for stored. What is recomputed now is not.
@@ -430,12 +433,11 @@ class TieredKVConnector(OffloadingConnector):  # type: ignore[misc]  # vLLM is u
                 self._distrust(job_id, ())
 
     def reset_cache(self) -> bool | None:
-            if metadata.heat and self._heat_watch is not None:
-                for run, heat in self._heat_watch.told(metadata.heat):
-                    self._manager.measured(run, heat)
         """Serve nothing stored so far. Slots with copies under way stay out of use."""
         for job_id, job in self.scheduler._jobs.items():  # noqa: SLF001 - in the contract
             self._reset_fence[job_id] = job.pending_count
+        if self._heat_watch is not None:
+            self._heat_watch.forget()
         # vLLM asserts that nothing waits to be flushed, which is so only if a step came
         # since the last reset: a client that resets twice must not end the engine.
         scheduler = self.scheduler
@@ -469,8 +471,6 @@ class TieredKVConnector(OffloadingConnector):  # type: ignore[misc]  # vLLM is u
 
     @classmethod
     def build_prom_metrics(
-        if self._heat_watch is not None:
-            self._heat_watch.forget()
         cls, vllm_config: Any, metric_types: Any, labelnames: Any, per_engine_labelvalues: Any
     ) -> Any:
         """API server process: definitions, from the user's configuration.

@@ -352,18 +352,6 @@ class TieredOffloadingManager(OffloadingManager):  # type: ignore[misc]  # vLLM 
         """A worker could not copy a load: vLLM recomputes, and must not load it again."""
         self.hierarchy.load_failed(request_id)
 
-    # LoRA adapters ----------------------------------------------------------
-
-    def contradicts(self, req_context: ReqContext, contents: Contents) -> bool:
-        """Whether the request's adapter holds something else than its keys say."""
-        adapter = _keys_of(req_context).adapter
-        if adapter is None or adapter.number not in contents:
-            return False
-        return contents[adapter.number] != adapter.content
-
-    def stop_storing(self, req_context: ReqContext) -> None:
-        """What the request computes from here on is not what its keys would say."""
-        _keys_of(req_context).stores = False
     # Attention heat ---------------------------------------------------------
 
     def chunks_of(self, request_id: str, group: int) -> Run | None:
@@ -376,6 +364,18 @@ class TieredOffloadingManager(OffloadingManager):  # type: ignore[misc]  # vLLM 
         """Workers have measured what the end of a prompt attends to."""
         self.hierarchy.measured(run, heat)
 
+    # LoRA adapters ----------------------------------------------------------
+
+    def contradicts(self, req_context: ReqContext, contents: Contents) -> bool:
+        """Whether the request's adapter holds something else than its keys say."""
+        adapter = _keys_of(req_context).adapter
+        if adapter is None or adapter.number not in contents:
+            return False
+        return contents[adapter.number] != adapter.content
+
+    def stop_storing(self, req_context: ReqContext) -> None:
+        """What the request computes from here on is not what its keys would say."""
+        _keys_of(req_context).stores = False
 
     def leave_alone(self, req_context: ReqContext) -> None:
         """The request shall neither load nor store from here on."""
