@@ -1,0 +1,179 @@
+"""``kvtiers heat`` and its figure, on a model with random weights."""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from kvtiers.tools import cli, heat
+from kvtiers.tools.heat_model import HeatModel
+
+ROOT = Path(__file__).parent.parent.parent
+sys.path.insert(0, str(ROOT))
+sys.path.insert(0, str(ROOT / "tests" / "e2e"))
+
+import models  # noqa: E402 - found above
+
+from benchmarks import heat as figure  # noqa: E402 - found above
+from benchmarks import heat_policy  # noqa: E402 - found above
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return models.make_llama(tmp_path_factory.mktemp("models") / "llama")
+
+
+@pytest.fixture(scope="module")
+def model(llama: Path) -> HeatModel:
+    return HeatModel(llama)
+
+
+@pytest.fixture
+def prompt(tmp_path: Path) -> Path:
+    """200 words, which are as many tokens."""
+    path = tmp_path / "prompt.txt"
+    path.write_text(words(200))
+    return path
+
+
+def words(count: int, seed: int = 1) -> str:
+    """A text of as many tokens; the models' tokenizers have a word for each."""
+    return " ".join(f"w{token}" for token in models.prompts(1, count, seed=seed)[0])
+
+
+def test_what_is_observed_is_what_the_model_computes(llama: Path, model: HeatModel) -> None:
+    from transformers import AutoModelForCausalLM
+
+    tokens = model.tokens(words(50))
+    assert len(tokens) == 50
+    plain = AutoModelForCausalLM.from_pretrained(llama, attn_implementation="eager")
+    with torch.inference_mode():
+        expected = plain(torch.tensor([tokens]), output_attentions=True).attentions
+    seen = []
+
+    def observe(layer, query, keys, scale) -> None:
+        seen.append(layer)
+        logits = torch.einsum("qhd,hdt->hqt", query, keys.repeat_interleave(2, 0)) * scale
+        last = torch.softmax(logits[:, -1], dim=-1)
+        torch.testing.assert_close(last, expected[layer][0, :, -1], rtol=1e-3, atol=1e-5)
+
+    model.run(tokens, observe)
+    assert seen == [0, 1]
+
+
+def test_the_map_adds_up_to_all_attention(model: HeatModel) -> None:
+    found = heat.measure(model, words(200), chunk_tokens=64, window=8)
+    assert found.mass.shape == (2, models.SIZES["num_key_value_heads"], 4)
+    np.testing.assert_allclose(found.mass.sum(axis=2), 1.0, rtol=1e-4)
+    assert (found.tokens, found.window, len(found.texts)) == (200, 8, 4)
+
+
+def test_the_command_prints_a_row_for_each_chunk(llama, prompt, capsys, monkeypatch) -> None:
+    monkeypatch.setenv("COLUMNS", "120")
+    assert cli.main(["heat", str(prompt), "--model", str(llama)]) == 0
+    text = capsys.readouterr().out
+    for tokens in ("0-63", "64-127", "128-191", "192-199"):
+        assert tokens in text
+    assert "layer" in text
+
+
+def test_the_command_prints_json_of_standard_input(llama, prompt, capsys, monkeypatch) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO(prompt.read_text()))
+    assert cli.main(["heat", "-", "--model", str(llama), "--json", "--window", "4"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["tokens"], found["window"], found["chunk_tokens"]) == (200, 4, 64)
+    assert np.array(found["attention"]).shape == (2, 4, 4)
+
+
+def test_the_plot_is_a_png(llama, prompt, tmp_path, capsys) -> None:
+    pytest.importorskip("matplotlib")
+    path = tmp_path / "heat.png"
+    assert cli.main(["heat", str(prompt), "--model", str(llama), "--png", str(path)]) == 0
+    assert path.read_bytes().startswith(b"\x89PNG")
+    assert str(path) in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("options", "text", "problem"),
+    [
+        (["--window", "0"], "w1 w2", "--window is 0: it must be 1 or more."),
+        (["--chunk-tokens", "-1"], "w1 w2", "--chunk-tokens is -1: it must be 1 or more."),
+        ([], "w1 w2", "The prompt has 2 tokens, which is one chunk of 64"),
+        (["--model", "nowhere"], "w1 w2", "nowhere holds no model that can be loaded"),
+    ],
+)
+def test_what_cannot_be_shown_says_why(options, text, problem, llama, tmp_path, capsys) -> None:
+    prompt = tmp_path / "prompt.txt"
+    prompt.write_text(text)
+    given = options if "--model" in options else [*options, "--model", str(llama)]
+    assert cli.main(["heat", str(prompt), *given]) == 2
+    assert problem in capsys.readouterr().err
+
+
+def test_without_matplotlib_the_plot_names_the_extra(llama, prompt, monkeypatch, capsys) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    assert cli.main(["heat", str(prompt), "--png", "x.png", "--model", str(llama)]) == 2
+    assert "pip install 'kvtiers[simulate]'" in capsys.readouterr().err
+
+
+# The figure ---------------------------------------------------------------------
+
+
+def test_a_fifth_of_the_chunks_is_chosen_by_score_and_weighed_by_mass() -> None:
+    future = np.zeros((1, 2, 10))
+    future[0, 0, :4] = 3.0, 1.0, 1.0, 1.0
+    future[0, 1, 5:7] = 2.0, 2.0
+    perfect = figure.held(future, future)
+    assert perfect == pytest.approx((3 + 1 + 2 + 2) / 10)
+    assert figure.held(future, np.arange(10.0)[None, None]) == 0.0
+    shared = future.sum(axis=1, keepdims=True)
+    assert figure.held(future, shared) == pytest.approx((3 + 2) / 10)
+
+
+@pytest.fixture
+def pairs(tmp_path: Path) -> Path:
+    rows = [
+        {
+            "source": f"made {seed}",
+            "prefix": words(150, seed),
+            "continuation": " " + words(30, seed + 9),
+            "prefix_tokens": 150,
+        }
+        for seed in (1, 2)
+    ]
+    (tmp_path / "pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return tmp_path
+
+
+def test_the_figure_is_computed_from_pairs_of_prompts(model: HeatModel, pairs: Path) -> None:
+    options = SimpleNamespace(window=8, chunk_tokens=16, all_queries=True)
+    measured = [figure.measure(model, pair, options) for pair in figure.read_pairs(pairs)]
+    assert np.stack(measured[0].future).shape == (2, 4, 150 // 16 - 1)
+    found = figure.figures(measured)
+    best = found.pop(figure.PERFECT)
+    assert min(found.values()) > 0
+    assert max(found.values()) <= best <= 1
+
+
+def test_a_damaged_pair_is_named_by_its_line(pairs: Path) -> None:
+    file = pairs / "pairs.jsonl"
+    file.write_text(file.read_text() + '{"source": "x"}\n')
+    with pytest.raises(ValueError, match=r"pairs.jsonl, line 3 is no pair of prompts"):
+        list(figure.read_pairs(pairs))
+
+
+def test_the_policies_are_compared_over_the_same_sessions(monkeypatch) -> None:
+    for name, value in {"SESSIONS": 12, "SEEDS": 2, "SHARED_CHUNKS": 2}.items():
+        monkeypatch.setattr(heat_policy, name, value)
+    turns = [[0.1] * (6 * n) for n in range(1, 5)]
+    rows = heat_policy.compare([turns])
+    lru = [row for row in rows if row.policy == heat_policy.LRU]
+    assert [row.capacity_share for row in lru] == list(heat_policy.CAPACITIES)
+    assert lru[0].hit_ratio < lru[-1].hit_ratio < 1
+    assert all(row.over_lru == 0 for row in rows), "all heat is the same, so all are LRU"
