@@ -144,6 +144,11 @@ def prefill_left(requests: Iterable[Any]) -> Iterator[tuple[int, int]]:
             yield request.num_computed_tokens, left
 
 
+def queued(requests: Iterable[Any]) -> Iterator[Any]:
+    """Those that wait for their turn, for a load, or for another turn after a preemption."""
+    return (r for r in requests if r.status.name != "RUNNING" and not r.is_finished())
+
+
 def gpu_usage(block_pool: Any, kv_cache_config: Any) -> Usage:
     """How much of vLLM's prefix cache is filled, counting cached blocks in use or not."""
     blocks = block_pool.num_gpu_blocks

@@ -16,6 +16,9 @@ WARM_CACHE_RATIO = 0.5
 # Of free memory. The engine goes on allocating after the start, and is killed if it can't.
 MOST_OF_MEMORY = 0.95
 
+# Of the GPU's blocks.
+MOST_FAVOURED = 0.5
+
 
 def _as_text(value: object) -> object:
     # No float: from JSON 1.10 arrives as 1.1, and nobody can see how it was written.
@@ -73,6 +76,11 @@ class Settings(BaseModel):
         description="when they take it: as soon as it is admitted ('through'), or when the cpu "
         "tier evicts it",
     )
+    gpu_favour: Share = Field(
+        default=0.1,
+        description="the share of the GPU's blocks, at most 0.5, that are evicted last: prefixes "
+        "of requests in the queue, and what the policy favours; 0 for none",
+    )
     warm_cache_ratio: Share | None = Field(
         default=None,
         description="the share of free host memory that the cpu tier takes if it has no "
@@ -108,6 +116,16 @@ class Settings(BaseModel):
     def placement(self) -> Placement:
         """How the tiers below the first are filled."""
         return Placement(self.admission, self.write)
+
+    @field_validator("gpu_favour")
+    @classmethod
+    def _leaves_most_to_vllm(cls, value: float) -> float:
+        if value <= MOST_FAVOURED:
+            return value
+        raise ValueError(
+            f"it must be at most {MOST_FAVOURED}: what is favoured does not age, and requests "
+            "would find little else of what was computed before them"
+        )
 
     @field_validator("warm_cache_ratio")
     @classmethod

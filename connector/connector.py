@@ -79,6 +79,8 @@ class TieredKVConnector(OffloadingConnector):  # type: ignore[misc]  # vLLM is u
         )
         self._loaded = loaded
         self._block_pool: Any = None
+        self._favour: GpuFavour | None = None
+        self._favour_share = loaded.config.gpu_favour
         if role is KVConnectorRole.SCHEDULER and loaded.config.max_tokens is not None:
             self._keep_window_before(loaded.config.max_tokens)
         # Worker side: which request a load job belongs to, and what failed.
@@ -143,6 +145,26 @@ class TieredKVConnector(OffloadingConnector):  # type: ignore[misc]  # vLLM is u
         """Scheduler side: vLLM's prefix cache, which is our GPU tier."""
         super().bind_kv_cache_manager(kv_cache_manager)
         self._block_pool = kv_cache_manager.block_pool
+        config = self.scheduler.config
+        self._groups = Groups.of(config)
+        blocks = self._block_pool.num_gpu_blocks
+        self._chunk_blocks = ChunkBlocks(blocks // self._groups.blocks_per_chunk)
+        self._favour = GpuFavour(
+            self._block_pool,
+            self._favour_share,
+            self._to_favour,
+            self._groups.windowed,
+            min(group.tokens_per_block for group in config.kv_group_configs),
+        )
+
+    def _to_favour(self) -> Iterator[Prefix]:
+        """What the GPU shall evict last: of requests in the queue, then as the policy says."""
+        statuses = self.scheduler._req_status.values()  # noqa: SLF001 - in the contract
+        yield from self._groups.prefixes(compat.queued(status.req for status in statuses))
+        if self._favour is not None and self._manager.favours:
+            chunks = self._favour.blocks // self._groups.blocks_per_chunk
+            for run in self._manager.favoured(chunks):
+                yield self._chunk_blocks.prefix(run)
 
     def _gpu_usage(self) -> Usage:
         return compat.gpu_usage(self._block_pool, self._kv_cache_config)
@@ -203,9 +225,9 @@ class TieredKVConnector(OffloadingConnector):  # type: ignore[misc]  # vLLM is u
         # Of one that asks for the logprobs of its prompt, vLLM computes all tokens.
         reads = not request.skip_reading_prefix_cache
         facts = compat.request_facts(request)
-        status.req_context.set_state(
-            RequestKeys(keys, windowed, adapter, loads=reads, tenant=facts.tenant)
-        )
+        known = RequestKeys(keys, windowed, adapter, loads=reads, tenant=facts.tenant)
+        status.req_context.set_state(known)
+        self._learn_blocks(request, known)
         self._manager.begin(
             status.req_context,
             PolicyRequest(
@@ -217,6 +239,14 @@ class TieredKVConnector(OffloadingConnector):  # type: ignore[misc]  # vLLM is u
             ),
             self._leading_gpu_chunks(request),
         )
+
+    def _learn_blocks(self, request: Any, known: RequestKeys) -> None:
+        """Which blocks the request's chunks are made of, if the policy may favour some."""
+        if self._favour is not None and self._favour.blocks and self._manager.favours:
+            for group, keys in known.keys.items():
+                hashes = self._groups.of_request(request, group)
+                inner = [known.inner(key) for key in keys]
+                self._chunk_blocks.learn(inner, hashes, self._groups.blocks_per_chunk)
 
     def _leading_gpu_chunks(self, request: Any) -> dict[int, int]:
         """Per group, how many chunks from the head vLLM's prefix cache holds."""
@@ -279,6 +309,8 @@ class TieredKVConnector(OffloadingConnector):  # type: ignore[misc]  # vLLM is u
         must be flushed for the preemption, and ends the engine over it.
         """
         tokens = scheduler_output.total_num_scheduled_tokens
+        if self._favour is not None and self._favour.blocks:
+            self._favour.step(tokens)
         self._manager.step_scheduled(tokens, compat.step_spans(scheduler_output))
         self._offer_again()
         preempted = scheduler_output.preempted_req_ids or ()

@@ -514,6 +514,8 @@ ENTRIES: tuple[Entry, ...] = (
         methods=(
             Method("get_cached_block", "block_hash kv_cache_group_ids", "a look into the GPU tier"),
             Method("get_usage", "", "whether offload_threshold is passed"),
+            Method("touch", "blocks", "soft pins: out of the queue of what is evicted next"),
+            Method("free_blocks", "ordered_blocks", "and back in, at its end"),
         ),
         runtime=False,
     ),

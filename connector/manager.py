@@ -21,6 +21,7 @@ from kvtiers.connector.stack import build_hierarchy
 from kvtiers.connector.store_gate import StoreGate
 from kvtiers.connector.transfer import ArenaSpec, WorkerReport
 from kvtiers.policies import PolicyRequest, Run
+from kvtiers.policies.around import answers
 from kvtiers.tiers import Namespace, Usage
 from kvtiers.tiers.breaker import BreakerState
 from kvtiers.tiers.hierarchy import Hierarchy
@@ -272,6 +273,17 @@ class TieredOffloadingManager(OffloadingManager):  # type: ignore[misc]  # vLLM 
         self._looked.discard(req_context.req_id)
         self._gate.forget(req_context.req_id)
         self.hierarchy.end(req_context.req_id)
+
+    # The GPU's own cache ----------------------------------------------------
+
+    @property
+    def favours(self) -> bool:
+        """Whether the policy ever says what the GPU should keep."""
+        return self._hierarchy is not None and answers(self._hierarchy.policy, "favour")
+
+    def favoured(self, chunks: int) -> list[Run]:
+        """What it should keep, of so many chunks."""
+        return self.hierarchy.favoured(chunks * self.hierarchy.chunk_bytes)
 
     # Loads ------------------------------------------------------------------
 

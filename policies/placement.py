@@ -28,13 +28,15 @@ from kvtiers.policies.placement_history import Past, UseHistory
 Admission = Literal["all", "reused", "worth"]
 WriteWhen = Literal["through", "on_eviction"]
 
-# Of a write's time. Loads go first, so that one which comes meanwhile waits for what is
-# left of the write at most: for half of it, on average.
+# Of a write's time, for a load that comes meanwhile: loads go first, so that it waits for
+# what is left of the write at most.
 _WRITE_SHARE = 0.5
 # Uses that prove a chunk: the one it was computed for, and another.
 _REUSED = 2
 # Chunks that are remembered, where no capacity says how many matter.
 _MOST_REMEMBERED = 1 << 20
+# Of reading, for how busy a tier is.
+_READING_SECONDS = 60.0
 # For so long what a tier would give up for a chunk is not asked again.
 _FLOOR_SECONDS = 1.0
 
@@ -93,9 +95,11 @@ class PlacementPolicy(PolicyAround):
         super().on_request(request)
 
     def on_access(self, run: Run, request: PolicyRequest, tier: str) -> None:
-        """Take note of uses by requests of which only the hits are known."""
+        """Take note of reads, and of uses by requests of which only the hits are known."""
         if not request.runs:
             self._uses(run).use(run)
+        if tier in self._lower:
+            self._lower[tier].read(len(run) * run.chunk_bytes, self.clock())
         super().on_access(run, request, tier)
 
     def on_insert(self, run: Run, tier: str) -> None:
@@ -171,7 +175,7 @@ class PlacementPolicy(PolicyAround):
         boundary, saved = self._lower[tier], self._saved(run, tier)
         lasts = boundary.lasts(self.clock())
         threshold = self._floor(boundary, lasts) * saved
-        threshold += _WRITE_SHARE * boundary.tier.write_seconds(run.chunk_bytes)
+        threshold += boundary.write_cost(run.chunk_bytes, self.clock())
         return [chance * saved - threshold for chance in self._chances(run, lasts)]
 
     def _saved(self, run: Run, tier: str) -> float:
@@ -228,7 +232,7 @@ class PlacementPolicy(PolicyAround):
 
 
 class _Boundary:
-    """How fast a tier fills, and what it would give up.
+    """How fast a tier fills, how busy it is, and what it would give up.
 
     Attributes:
         tier: what is known of it.
@@ -243,17 +247,16 @@ class _Boundary:
         self.full = False
         self.floor = 0.0
         self.floor_due = -math.inf
-        self._since: float | None = None
-        self._came = 0.0
+        self._written = _Rate(tier.capacity)
+        self._reading = _Rate(_READING_SECONDS)
 
     def came(self, nbytes: int, now: float) -> None:
         """So much was written."""
-        if self._since is None:
-            self._since = now
-        self._came += nbytes
-        if self.tier.capacity is not None and self._came > 2 * self.tier.capacity:
-            # What was long ago says little of now.
-            self._came, self._since = self._came / 2, now - (now - self._since) / 2
+        self._written.add(nbytes, now)
+
+    def read(self, nbytes: int, now: float) -> None:
+        """So much was read for a request."""
+        self._reading.add(self.tier.read_seconds(nbytes), now)
 
     def gave_up(self) -> None:
         """It evicted something, or lost it."""
@@ -261,12 +264,41 @@ class _Boundary:
 
     def lasts(self, now: float) -> float:
         """Seconds that what comes now stays if it is not used: the tier's turnover."""
-        capacity = self.tier.capacity
-        if capacity is None or self._since is None or now <= self._since:
+        capacity, rate = self.tier.capacity, self._written.per_second(now)
+        if capacity is None or not rate or not (self.full or self._written.total >= capacity):
             return math.inf
-        if self._came < capacity and not self.full:
-            return math.inf
-        return capacity * (now - self._since) / self._came
+        return capacity / rate
+
+    def write_cost(self, nbytes: int, now: float) -> float:
+        """Seconds that a write of so much is expected to delay loads."""
+        reading = min(1.0, self._reading.per_second(now))
+        return _WRITE_SHARE * reading * self.tier.write_seconds(nbytes)
+
+
+class _Rate:
+    """How much comes in a second, over the last ``window`` of it, more or less.
+
+    Attributes:
+        total: what came, of which the older part counts half again and again.
+
+    """
+
+    def __init__(self, window: float | None) -> None:
+        self.total = 0.0
+        self._window = window
+        self._since: float | None = None
+
+    def add(self, amount: float, now: float) -> None:
+        if self._since is None:
+            self._since = now
+        self.total += amount
+        if self._window is not None and self.total > 2 * self._window:
+            self.total, self._since = self.total / 2, now - (now - self._since) / 2
+
+    def per_second(self, now: float) -> float:
+        if self._since is None or now <= self._since:
+            return 0.0
+        return self.total / (now - self._since)
 
 
 def _leading(admitted: Iterable[bool]) -> int:

@@ -233,9 +233,16 @@ def test_a_chunk_goes_where_it_is_worth_most_or_nowhere() -> None:
     assert target(0.0, 0.1, 0.1) is None, "nobody will ask for it"
 
 
-def test_a_write_has_to_pay() -> None:
-    assert target(0.01, 0.1, 0.5, write=0.01) == "near"
-    assert target(0.01, 0.1, 0.5, write=0.1) is None
+def test_a_write_to_a_tier_that_is_busy_serving_has_to_pay() -> None:
+    policy = policy_with(0.01, two_tiers(0.1, 5.0, write=0.1))
+    chunk = prefix("p", 4).chunks[-1]
+    assert policy.demote(chunk, "cpu") == "near", "nobody is delayed by it"
+    served = prefix("served", 100)
+    policy.on_access(served, PolicyRequest("s", (served,)), "near")
+    policy.clock.now += 10.0  # type: ignore[attr-defined]
+    assert policy.demote(chunk, "cpu") is None, "it has been reading all the time"
+    policy.clock.now += 1000.0  # type: ignore[attr-defined]
+    assert policy.demote(chunk, "cpu") == "near"
 
 
 def test_a_full_tier_takes_what_is_likelier_used_than_what_it_would_give_up() -> None:
