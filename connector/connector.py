@@ -29,6 +29,7 @@ from kvtiers.connector.engine_checks import (
     check_nesting,
     check_reports,
 )
+from kvtiers.connector.favour import ChunkBlocks, GpuFavour, Groups, Prefix
 from kvtiers.connector.heat_probe import HeatProbe
 from kvtiers.connector.heat_watch import HeatWatch
 from kvtiers.connector.manager import Adapter, RequestKeys, TieredOffloadingManager
