@@ -496,8 +496,10 @@ class TieredKVConnector(OffloadingConnector):  # type: ignore[misc]  # vLLM is u
         return bool(self._reset_fence) or super().has_pending_push_work()
 
     def shutdown(self) -> None:
-        """Close the tiers, the arena and what reads adapters."""
+        """Close the tiers, the arena, what reads adapters and what logs heat."""
         self._adapters.close()
+        if self._heat_watch is not None:
+            self._heat_watch.close()
         super().shutdown()
 
     # Metrics ----------------------------------------------------------------

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated, Literal
 
 import numpy as np
@@ -33,11 +34,14 @@ class HeatSettings(BaseModel):
         default=32, ge=1, description="how many queries at the end of a prompt are measured"
     )
     every: int = Field(default=1, ge=1, description="which requests are measured: each n-th")
+    log: Path | None = Field(
+        default=None, description="the file that what is measured is appended to"
+    )
 
 
 _ALLOWED = (
     "it must be 'auto', true, false, or a mapping with some of layers, window and every, whole "
-    "numbers from 1 on"
+    "numbers from 1 on, and log, the path of a file"
 )
 
 

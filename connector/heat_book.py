@@ -136,6 +136,12 @@ class HeatBook:
         row = self._rows.get(chunk)
         return None if row is None else self._table[row]
 
+    def heat_of(self, run: Run) -> Heat:
+        """``[layers, kv_heads, chunks]`` of a run, 0 where nothing was measured."""
+        nothing = np.zeros(self._table.shape[1:], np.float32)
+        known = [self.heat(chunk) for chunk in run.chunks]
+        return np.stack([nothing if heat is None else heat for heat in known], axis=-1)
+
     def forget(self) -> None:
         """Other weights attend to other things."""
         self._rows.clear()

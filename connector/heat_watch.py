@@ -8,6 +8,7 @@ from typing import Any
 from kvtiers.connector import compat
 from kvtiers.connector.heat import HeatJob, HeatSettings, Readings
 from kvtiers.connector.heat_book import HeatBook, HeatPlan
+from kvtiers.connector.heat_log import HeatLog
 from kvtiers.policies import Run
 
 
@@ -17,11 +18,12 @@ class HeatWatch:
     Args:
         plan: says which prompts are measured.
         book: keeps what came of it.
+        log: writes it to a file, if the user wants one.
 
     """
 
-    def __init__(self, plan: HeatPlan, book: HeatBook) -> None:
-        self._plan, self.book = plan, book
+    def __init__(self, plan: HeatPlan, book: HeatBook, log: HeatLog | None = None) -> None:
+        self._plan, self.book, self._log = plan, book, log
 
     @classmethod
     def of_engine(
@@ -42,7 +44,7 @@ class HeatWatch:
             return None
         plan = HeatPlan(settings, group.group_idx, group.tokens_per_block, group.tokens_per_chunk)
         layers = vllm_config.model_config.hf_text_config.num_hidden_layers
-        return cls(plan, HeatBook(layers))
+        return cls(plan, HeatBook(layers), HeatLog(settings.log) if settings.log else None)
 
     def jobs(
         self,
@@ -80,6 +82,8 @@ class HeatWatch:
     def told(self, readings: Readings) -> Iterator[tuple[Run, list[float]]]:
         """What workers have measured: chunks after the sink, and the heat of each."""
         for run, measured in self._plan.answered(readings):
+            if self._log is not None:
+                self._log.note(run, measured)
             heat = self.book.note(run.tail(1), measured)
             yield run.tail(len(run) - len(heat)), heat
 
@@ -87,3 +91,8 @@ class HeatWatch:
         """Other weights, or another namespace: what was measured means nothing now."""
         self._plan.forget()
         self.book.forget()
+
+    def close(self) -> None:
+        """Write what waits to be logged."""
+        if self._log is not None:
+            self._log.close()

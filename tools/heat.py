@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from kvtiers.connector.config_errors import ConfigError
 from kvtiers.connector.heat import HeatSettings
+from kvtiers.connector.heat_book import HeatBook
+from kvtiers.connector.heat_log import read
 from kvtiers.tools.heat_model import HeatModel
 from kvtiers.tools.model import ModelError, smollm2_path
 from kvtiers.tools.places import printable
@@ -34,26 +36,42 @@ class HeatMap:
     """What the end of one prompt attends to.
 
     Attributes:
-        chunk_tokens: tokens of a chunk.
-        tokens: of the prompt.
-        window: queries that were measured.
-        mass: ``[layers, kv_heads, chunks]``, attention of a query, 0 to 1, the sink included.
-        texts: of each chunk.
+        title: of what, for people.
+        mass: ``[layers, kv_heads, chunks]``, attention of a query, 0 to 1, the sink included;
+            0 where nothing was measured.
+        spans: which tokens each chunk has, "" if unknown.
+        texts: of each chunk, "" if unknown.
 
     """
 
-    chunk_tokens: int
-    tokens: int
-    window: int
+    title: str
     mass: NDArray[np.float32]
+    spans: list[str]
     texts: list[str]
+
+    def means(self) -> NDArray[np.float32]:
+        """Per chunk, over the heads that were measured."""
+        counts = np.count_nonzero(self.mass, axis=(0, 1))
+        means: NDArray[np.float32] = self.mass.sum(axis=(0, 1)) / np.maximum(counts, 1)
+        return means
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of ``kvtiers heat``."""
     defaults = HeatSettings()
     add = parser.add_argument
-    add("prompt", metavar="FILE", help="a text file with the prompt, - for standard input")
+    given = parser.add_mutually_exclusive_group(required=True)
+    what = "a text file with a prompt, - for standard input"
+    given.add_argument("prompt", metavar="FILE", nargs="?", help=what)
+    what = "what a live engine measured: the file that 'log' of its attention_heat names"
+    given.add_argument("--log", metavar="FILE", type=Path, help=what)
+    add(
+        "--last",
+        metavar="N",
+        type=int,
+        default=1,
+        help="with --log: the N-th prompt from the end (default: 1)",
+    )
     add("--model", metavar="PATH", type=Path, help="a model folder (default: SmolLM2-135M)")
     add("--chunk-tokens", metavar="N", type=int, default=64, help="default: 64")
     add(
@@ -75,17 +93,12 @@ def run(arguments: argparse.Namespace) -> int:
         OSError: the prompt can't be read.
 
     """
-    for key in ("chunk_tokens", "window"):
+    for key in ("chunk_tokens", "window", "last"):
         if (value := getattr(arguments, key)) < 1:
             option = "--" + key.replace("_", "-")
             raise ConfigError([f"{option} is {value}: it must be 1 or more."])
-    text = sys.stdin.read() if arguments.prompt == "-" else Path(arguments.prompt).read_text()
     plot = plotter() if arguments.png else None
-    try:
-        model = HeatModel(arguments.model or smollm2_path())
-    except ModelError as error:
-        raise ConfigError([str(error)]) from error
-    found = measure(model, text, arguments.chunk_tokens, arguments.window)
+    found = logged(arguments.log, arguments.last) if arguments.log else _measured(arguments)
     if plot is not None:
         draw(found, plot, arguments.png)
         print(f"kvtiers: plotted to {arguments.png}", file=sys.stderr)
@@ -94,6 +107,41 @@ def run(arguments: argparse.Namespace) -> int:
     else:
         Console().print(table(found))
     return 0
+
+
+def _measured(arguments: argparse.Namespace) -> HeatMap:
+    text = sys.stdin.read() if arguments.prompt == "-" else Path(arguments.prompt).read_text()
+    try:
+        model = HeatModel(arguments.model or smollm2_path())
+    except ModelError as error:
+        raise ConfigError([str(error)]) from error
+    return measure(model, text, arguments.chunk_tokens, arguments.window)
+
+
+def logged(path: Path, last: int) -> HeatMap:
+    """A prompt of a live engine, with the averages over all that share its chunks.
+
+    Raises:
+        ConfigError: the file is no log, or has too few prompts.
+        OSError: it can't be read.
+
+    """
+    try:
+        rows = list(read(path))
+    except ValueError as error:
+        raise ConfigError([str(error)]) from error
+    if len(rows) < last:
+        raise ConfigError(
+            [f"{path} has {len(rows)} prompts, and --last is {last}. Set it to at most that."]
+        )
+    rows = rows[: len(rows) - last + 1]
+    book = HeatBook(1 + max(layer for _, layers in rows for layer in layers))
+    for run, layers in rows:
+        book.note(run, layers)
+    last_run = rows[-1][0]
+    unknown = [""] * len(last_run)
+    title = f"What the end of prompt {len(rows)} attends to"
+    return HeatMap(title, book.heat_of(last_run), unknown, unknown)
 
 
 def measure(model: HeatModel, text: str, chunk_tokens: int, window: int) -> HeatMap:
@@ -122,38 +170,37 @@ def measure(model: HeatModel, text: str, chunk_tokens: int, window: int) -> Heat
     model.run(tokens, observe)
     starts = range(0, len(tokens), chunk_tokens)
     texts = [model.text(tokens[start : start + chunk_tokens]) for start in starts]
-    return HeatMap(chunk_tokens, len(tokens), len(tokens) - first, np.stack(layers), texts)
+    spans = [f"{start}-{min(start + chunk_tokens, len(tokens)) - 1}" for start in starts]
+    title = f"What the last {len(tokens) - first} of {len(tokens)} tokens attend to"
+    return HeatMap(title, np.stack(layers), spans, texts)
 
 
 def as_json(found: HeatMap) -> dict[str, Any]:
     """The map for programs."""
     return {
-        "tokens": found.tokens,
-        "chunk_tokens": found.chunk_tokens,
-        "window": found.window,
+        "title": found.title,
+        "tokens": found.spans,
         "attention": np.round(found.mass.astype(float), 6).tolist(),
     }
 
 
 def table(found: HeatMap) -> Table:
     """The map for people: the mean over all heads, and the head with most."""
-    means = found.mass.mean(axis=(0, 1))
+    means = found.means()
     grid = Table(
-        title=f"What the last {found.window} of {found.tokens} tokens attend to",
+        title=found.title,
         caption="Attention of a query, mean over layers and heads. The first chunk is the sink, "
         "which is always kept; the bar is in proportion to the hottest of the others.",
     )
     for title, width in _COLUMNS.items():
         grid.add_column(title, no_wrap=True, min_width=width)
-    scale = max(float(means[1:].max()), 1e-9)
+    scale = max(float(means[1:].max(initial=0)), 1e-9)
     for chunk, mean in enumerate(means):
-        start = chunk * found.chunk_tokens
-        end = min(start + found.chunk_tokens, found.tokens)
         layer, head = np.unravel_index(found.mass[:, :, chunk].argmax(), found.mass.shape[:2])
         most = f"{found.mass[layer, head, chunk]:6.1%} layer {layer} head {head}"
         bar = "" if chunk == 0 else "█" * round(_BAR * float(mean) / scale)
         snippet = printable(" ".join(found.texts[chunk].split())[:_SNIPPET])
-        cells = (str(chunk), f"{start}-{end - 1}", f"{mean:9.2%}", bar, most, snippet)
+        cells = (str(chunk), found.spans[chunk], f"{mean:9.2%}", bar, most, snippet)
         grid.add_row(*map(Text, cells))
     return grid
 
@@ -189,14 +236,14 @@ def draw(found: HeatMap, figure_class: Any, path: Path) -> None:
     figure = figure_class(figsize=(10, 6), layout="constrained")
     axes = figure.add_subplot()
     shown = axes.imshow(
-        np.maximum(rows, 1e-6),
+        np.where(rows > 0, rows, np.nan),
         aspect="auto",
         interpolation="nearest",
         norm=LogNorm(max(top * 1e-4, 1e-6), top),
         extent=(0.5, chunks - 0.5, layers, 0),
     )
-    axes.set_xlabel(f"chunk of {found.chunk_tokens} tokens (0, the sink, is left out)")
+    axes.set_xlabel("chunk (0, the sink, is left out)")
     axes.set_ylabel(f"layer, with its {heads} KV heads")
-    axes.set_title(f"What the last {found.window} of {found.tokens} tokens attend to")
+    axes.set_title(found.title)
     figure.colorbar(shown, label="attention of a query")
     figure.savefig(path, dpi=120, format="png")

@@ -59,8 +59,7 @@ class Heard:
 
     def book(self, run: Run) -> np.ndarray:
         """``[layers, kv_heads, chunks]``."""
-        book = self.engine.connector._heat_watch.book
-        return np.stack([book.heat(chunk) for chunk in run.chunks], axis=-1)
+        return self.engine.connector._heat_watch.book.heat_of(run)
 
 
 @contextmanager

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from kvtiers.connector.config import load
 from kvtiers.connector.config_errors import ConfigError
@@ -21,6 +23,7 @@ def test_the_user_has_the_last_word() -> None:
     assert heat(policy="attention-heat", attention_heat=False) is None
     assert heat(policy="lru", attention_heat=True) == HeatSettings()
     assert heat(attention_heat={"layers": 5, "every": 2}) == HeatSettings(layers=5, every=2)
+    assert heat(attention_heat={"log": "/tmp/heat.jsonl"}).log == Path("/tmp/heat.jsonl")
 
 
 def test_the_variable_takes_a_mapping_too() -> None:
@@ -32,11 +35,12 @@ def test_the_variable_takes_a_mapping_too() -> None:
 @pytest.mark.parametrize(
     ("value", "tail"),
     [
-        ("yes", "from 1 on"),
-        (1, "from 1 on"),
+        ("yes", "the path of a file"),
+        (1, "the path of a file"),
         ({"windw": 3}, "and it has 'windw'. Did you mean 'window'?"),
         ({"layers": 0}, "and its layers is 0"),
         ({"every": "often"}, "and its every is 'often'"),
+        ({"log": 5}, "and its log is 5"),
     ],
 )
 def test_what_cannot_be_meant_is_told_with_what_is_allowed(value, tail) -> None:

@@ -11,6 +11,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from kvtiers.connector.heat_log import HeatLog, read
+from kvtiers.policies import Run
 from kvtiers.tools import cli, heat
 from kvtiers.tools.heat_model import HeatModel
 
@@ -71,7 +73,9 @@ def test_the_map_adds_up_to_all_attention(model: HeatModel) -> None:
     found = heat.measure(model, words(200), chunk_tokens=64, window=8)
     assert found.mass.shape == (2, models.SIZES["num_key_value_heads"], 4)
     np.testing.assert_allclose(found.mass.sum(axis=2), 1.0, rtol=1e-4)
-    assert (found.tokens, found.window, len(found.texts)) == (200, 8, 4)
+    assert found.title == "What the last 8 of 200 tokens attend to"
+    assert found.spans == ["0-63", "64-127", "128-191", "192-199"]
+    assert found.texts[3].split() == words(200).split()[192:]
 
 
 def test_the_command_prints_a_row_for_each_chunk(llama, prompt, capsys, monkeypatch) -> None:
@@ -87,7 +91,7 @@ def test_the_command_prints_json_of_standard_input(llama, prompt, capsys, monkey
     monkeypatch.setattr("sys.stdin", io.StringIO(prompt.read_text()))
     assert cli.main(["heat", "-", "--model", str(llama), "--json", "--window", "4"]) == 0
     found = json.loads(capsys.readouterr().out)
-    assert (found["tokens"], found["window"], found["chunk_tokens"]) == (200, 4, 64)
+    assert found["title"] == "What the last 4 of 200 tokens attend to"
     assert np.array(found["attention"]).shape == (2, 4, 4)
 
 
@@ -120,6 +124,88 @@ def test_without_matplotlib_the_plot_names_the_extra(llama, prompt, monkeypatch,
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     assert cli.main(["heat", str(prompt), "--png", "x.png", "--model", str(llama)]) == 2
     assert "pip install 'kvtiers[simulate]'" in capsys.readouterr().err
+
+
+# What a live engine measured ----------------------------------------------------
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Path:
+    """Two prompts that share two chunks, of a model with three layers."""
+    path = tmp_path / "heat.jsonl"
+    writer = HeatLog(path)
+    for name, layer, value in (("a", 0, 0.2), ("b", 2, 0.4)):
+        run = Run((b"sink", b"head", name.encode()))
+        # With the chunk that is not whole.
+        writer.note(run, {layer: np.full((2, 4), value, np.float32)})
+    writer.close(timeout=10)
+    return path
+
+
+def test_a_log_gives_back_what_was_measured_and_no_keys(log: Path) -> None:
+    (first, _), (second, layers) = read(log)
+    assert first.chunks[:2] == second.chunks[:2]
+    assert first.chunks[2] != second.chunks[2]
+    assert b"head".hex() not in log.read_text()
+    np.testing.assert_allclose(layers[2], np.full((2, 3), 0.4))
+    assert log.stat().st_mode & 0o777 == 0o600
+
+
+def test_names_of_chunks_differ_from_engine_to_engine(log: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other.jsonl"
+    writer = HeatLog(other)
+    writer.note(Run((b"sink", b"head")), {0: np.ones((1, 2), np.float32)})
+    writer.close(timeout=10)
+    ((run, _),) = read(other)
+    assert run.chunks[0] not in log.read_text()
+
+
+def test_the_command_shows_the_last_prompt_with_averages_of_all(log: Path, capsys) -> None:
+    assert cli.main(["heat", "--log", str(log), "--json"]) == 0
+    found = np.array(json.loads(capsys.readouterr().out)["attention"])
+    assert found.shape == (3, 2, 3)
+    np.testing.assert_allclose(found[:, 0, 1], [0.2, 0.0, 0.4], atol=1e-6)
+    np.testing.assert_allclose(found[:, 0, 2], [0.0, 0.0, 0.4], atol=1e-6)
+    assert cli.main(["heat", "--log", str(log), "--last", "2"]) == 0
+    assert "prompt 1" in capsys.readouterr().out
+
+
+def test_a_line_that_is_being_written_is_left_out(log: Path) -> None:
+    whole = len(list(read(log)))
+    log.write_text(log.read_text() + '{"chunks": ["x"')
+    assert len(list(read(log))) == whole
+
+
+def test_a_log_has_a_bound(log: Path, monkeypatch) -> None:
+    monkeypatch.setattr("kvtiers.connector.heat_log._MOST_BYTES", 10)
+    writer = HeatLog(log)
+    writer.note(Run((b"c",)), {0: np.ones((1, 1), np.float32)})
+    writer.close(timeout=10)
+    assert len(list(read(log))) == 1
+    assert len(list(read(log.with_name("heat.jsonl.1")))) == 2
+
+
+def test_a_log_that_cannot_be_written_is_told_once_and_delays_nobody(tmp_path, caplog) -> None:
+    writer = HeatLog(tmp_path / "missing" / "heat.jsonl")
+    for _ in range(2):
+        writer.note(Run((b"c",)), {0: np.ones((1, 1), np.float32)})
+    writer.close(timeout=10)
+    assert len([record for record in caplog.records if "heat is not logged" in record.message]) == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "content", "problem"),
+    [
+        ([], "no log\n", "line 1 is no line of a heat log"),
+        ([], '{"chunks": ["a"], "layers": {"0": [[1, 2]]}}\n', "its tables do not fit its chunks"),
+        (["--last", "3"], "", "has 0 prompts, and --last is 3"),
+    ],
+)
+def test_what_is_no_log_says_so(options, content, problem, tmp_path, capsys) -> None:
+    path = tmp_path / "heat.jsonl"
+    path.write_text(content)
+    assert cli.main(["heat", "--log", str(path), *options]) == 2
+    assert problem in capsys.readouterr().err
 
 
 # The figure ---------------------------------------------------------------------
