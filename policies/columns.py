@@ -10,7 +10,7 @@ such a dict untracked), nor the objects in a numpy array.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Generic, TypeVar, cast
 
 import numpy as np
@@ -69,6 +69,29 @@ class Objects(Generic[T]):
         else:
             self[i] = value
 
+    def get_all(self, rows: Iterable[int]) -> list[T]:
+        """The values of ``rows``, none of which may lie in a piece of nothing but None."""
+        pieces = cast("list[npt.NDArray[np.object_]]", self._pieces)
+        return [pieces[i >> _BITS][i & _MASK] for i in rows]
+
+    def put_all(self, rows: Iterable[int], values: Iterable[T]) -> None:
+        """Set ``self[i]`` for each of ``rows``; the next ones that are not there yet in turn."""
+        pieces, size = self._pieces, self._size
+        for i, value in zip(rows, values, strict=True):
+            if i < size and (piece := pieces[i >> _BITS]) is not None:
+                piece[i & _MASK] = value
+            else:
+                self.put(i, value)
+                size = self._size
+
+    def clear(self, rows: Iterable[int]) -> None:
+        """Set ``self[i]`` to None for each of ``rows``."""
+        pieces = self._pieces
+        for i in rows:
+            piece = pieces[i >> _BITS]
+            if piece is not None:
+                piece[i & _MASK] = None
+
     def give_back(self) -> Iterator[None]:
         """Let go of everything, step by step: a million objects at once would be a pause."""
         self._size = 0
@@ -88,12 +111,13 @@ class Table:
 
     """
 
-    __slots__ = ("_free", "_used", "columns")
+    __slots__ = ("_blank", "_free", "_used", "columns")
 
     def __init__(self, types: str) -> None:
         self.columns = tuple(array(letter) for letter in types)
         self._free = array("i")
         self._used = 0
+        self._blank = (0,) * len(self.columns)
 
     def __len__(self) -> int:
         return self._used - len(self._free)
@@ -114,6 +138,15 @@ class Table:
                 column.append(value)
         return row
 
+    def take(self, count: int) -> list[int]:
+        """So many rows, with whatever values they have."""
+        free = self._free
+        rows = free[len(free) - count :].tolist() if count < len(free) else free.tolist()
+        del free[len(free) - len(rows) :]
+        while len(rows) < count:
+            rows.append(self.new(*self._blank))
+        return rows
+
     def _extend(self, number: int) -> None:
         column = self.columns[number]
         column.frombytes(bytes(column.itemsize * _AHEAD * len(self.columns)))
@@ -121,3 +154,7 @@ class Table:
     def free(self, row: int) -> None:
         """Nobody needs the row any more."""
         self._free.append(row)
+
+    def free_all(self, rows: Sequence[int]) -> None:
+        """Nobody needs these any more."""
+        self._free.extend(rows)

@@ -44,10 +44,26 @@ class ShardedDict(Generic[K, V]):
         """The value of ``key``, None if there is none."""
         return self._shards[hash(key) & _MASK].get(key)
 
+    def get_all(self, keys: Iterable[K]) -> list[V | None]:
+        """The value of each of ``keys``, None where there is none."""
+        shards = self._shards
+        return [shards[hash(key) & _MASK].get(key) for key in keys]
+
+    def pop_all(self, keys: Iterable[K], default: V) -> list[V]:
+        """Take ``keys`` out. Returns their values, ``default`` where there is none."""
+        shards = self._shards
+        return [shards[hash(key) & _MASK].pop(key, default) for key in keys]
+
     def assign(self, keys: Iterable[K], value: V) -> None:
         """Give all ``keys`` the same value."""
         shards = self._shards
         for key in keys:
+            shards[hash(key) & _MASK][key] = value
+
+    def assign_each(self, keys: Iterable[K], values: Iterable[V]) -> None:
+        """Give each of ``keys`` the value at its place in ``values``."""
+        shards = self._shards
+        for key, value in zip(keys, values, strict=True):
             shards[hash(key) & _MASK][key] = value
 
     def update(self, entries: Mapping[K, V]) -> None:
