@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import yaml
-from kvtiers.policies import POLICIES, Policy, TierInfo
+from kvtiers.policies import POLICIES, Policy, Run, TierInfo
+from kvtiers.policies.base import one_second_a_chunk
 from kvtiers.policies.registry import UnknownNameError
 from kvtiers.simulator import optimum
 from kvtiers.simulator.errors import SimulatorError
@@ -43,9 +44,14 @@ class PolicyChoice:
         """Whether it is no policy but the bound of all."""
         return self.name == optimum.NAME
 
-    def make(self, tiers: Sequence[TierInfo], clock: Callable[[], float]) -> Policy:
+    def make(
+        self,
+        tiers: Sequence[TierInfo],
+        clock: Callable[[], float],
+        recompute_seconds: Callable[[Run], float] = one_second_a_chunk,
+    ) -> Policy:
         """The policy for these tiers."""
-        return POLICIES.get(self.name)(tiers, self.options, clock)
+        return POLICIES.get(self.name)(tiers, self.options, clock, recompute_seconds)
 
 
 LRU = PolicyChoice("lru", "lru")

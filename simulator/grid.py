@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import logging
 import multiprocessing
 import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
 from concurrent.futures import Future as Promise
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from kvtiers.policies import Policy, Run, TierInfo
+from kvtiers.policies.placement import with_placement
+from kvtiers.policies.quota import with_quotas
 from kvtiers.simulator.choices import LRU, MIN, PolicyChoice
 from kvtiers.simulator.optimum import Future, optimum
 from kvtiers.simulator.replay import Tally, replay
+from kvtiers.simulator.serving import serve
+from kvtiers.simulator.stack import CPU, StackModel
 from kvtiers.simulator.trace import Trace
 
 _POLL_SECONDS = 0.2
@@ -29,6 +35,9 @@ class Task:
         footprint: chunks that shares of capacity are taken of.
         score_from: first request that counts.
         chunk_bytes: size of a chunk, 0 if unknown.
+        stack: tiers to replay through the live hierarchy; None for one tier and its policy.
+            ``capacities`` are those of the arena then, its ``cpu``.
+        others: capacities of the stack's other tiers, in chunks.
 
     """
 
@@ -37,6 +46,16 @@ class Task:
     footprint: int
     score_from: int = 0
     chunk_bytes: int = 0
+    stack: StackModel | None = None
+    others: Mapping[str, int] = field(default_factory=dict)
+
+    def total(self, capacity: int) -> int:
+        """Chunks that all tiers of all replicas hold together."""
+        if self.stack is None:
+            return capacity
+        sizes = {**self.others, CPU: capacity}
+        copies = {tier.name: 1 if tier.shared else self.stack.replicas for tier in self.stack.tiers}
+        return sum(n * copies[name] for name, n in sizes.items())
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +78,8 @@ class Result:
         chunk_tokens: tokens of a chunk.
         footprint_chunks: what shares were taken of.
         score_from: first request that counts.
+        tiers: of a stack, by name: ``token_hit_ratio``, ``read_bytes``, ``written_bytes``.
+        first_token_mean, first_token_p50, first_token_p99: of a stack, seconds.
 
     """
 
@@ -79,6 +100,10 @@ class Result:
     chunk_tokens: int
     footprint_chunks: int
     score_from: int
+    tiers: dict[str, dict[str, float]] | None = None
+    first_token_mean: float | None = None
+    first_token_p50: float | None = None
+    first_token_p99: float | None = None
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON."""
@@ -148,7 +173,29 @@ def _result(
         chunk_tokens=task.trace.chunk_tokens,
         footprint_chunks=task.footprint,
         score_from=task.score_from,
+        **_of_stack(tally),
     )
+
+
+def _of_stack(tally: Tally) -> dict[str, Any]:
+    """Further fields of a result, where there was a stack."""
+    if not tally.tiers or not tally.first_token:
+        return {}
+    waits = sorted(tally.first_token)
+    tiers = {
+        name: {
+            "token_hit_ratio": tier.hit_tokens / tally.input_tokens if tally.input_tokens else 0.0,
+            "read_bytes": tier.read_bytes,
+            "written_bytes": tier.written_bytes,
+        }
+        for name, tier in tally.tiers.items()
+    }
+    return {
+        "tiers": tiers,
+        "first_token_mean": sum(waits) / len(waits),
+        "first_token_p50": waits[len(waits) // 2],
+        "first_token_p99": waits[len(waits) * 99 // 100],
+    }
 
 
 # In processes ---------------------------------------------------------------------
@@ -204,6 +251,8 @@ def _begin(work: _Work) -> None:
     """First thing in a process."""
     global _work
     _work = work
+    # Of stores that were under way when the last request ended, for one.
+    logging.getLogger("kvtiers").setLevel(logging.ERROR)
     # Without a word; the parent is the one who says what was interrupted.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
@@ -219,8 +268,28 @@ def _one(index: int) -> Tally:
 
     if choice.is_optimum:
         future = _work.futures[number]
-        tally = optimum(task.trace, future, capacity, task.score_from, note)
+        tally = optimum(task.trace, future, task.total(capacity), task.score_from, note)
+    elif task.stack is not None:
+        tally = _serve(task, task.stack, capacity, choice, note)
     else:
         tally = replay(task.trace, choice.make, capacity, task.score_from, note)
     _work.done[index] = 1.0
     return tally
+
+
+def _serve(
+    task: Task,
+    stack: StackModel,
+    capacity: int,
+    choice: PolicyChoice,
+    on_request: Callable[[int], None],
+) -> Tally:
+    """Replay one cell through the live hierarchy, under the rules that an engine adds."""
+
+    def make(
+        tiers: Sequence[TierInfo], clock: Callable[[], float], cost: Callable[[Run], float]
+    ) -> Policy:
+        return with_quotas(with_placement(choice.make(tiers, clock, cost), stack.placement))
+
+    sizes = {**task.others, CPU: capacity}
+    return serve(task.trace, stack, sizes, make, task.chunk_bytes, task.score_from, on_request)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import chain
 from typing import cast
 
@@ -30,6 +30,22 @@ _SECOND = 1.0
 
 
 @dataclass(slots=True)
+class TierTally:
+    """What one tier of a stack did, from the first request that is scored on.
+
+    Attributes:
+        hit_tokens: that it served.
+        read_bytes: that left it.
+        written_bytes: that came into it; of an SSD, its wear.
+
+    """
+
+    hit_tokens: int = 0
+    read_bytes: int = 0
+    written_bytes: int = 0
+
+
+@dataclass(slots=True)
 class Tally:
     """What a replay counted, from the first request that is scored on.
 
@@ -40,6 +56,8 @@ class Tally:
         written_chunks: chunks that came into the tier.
         removed_chunks: chunks that left it.
         seconds: processor time that the replay took, warming up included.
+        tiers: by name, where there was a stack of them.
+        first_token: seconds from each request's arrival to its first token, likewise.
 
     """
 
@@ -49,6 +67,8 @@ class Tally:
     written_chunks: int = 0
     removed_chunks: int = 0
     seconds: float = 0.0
+    tiers: dict[str, TierTally] = field(default_factory=dict)
+    first_token: list[float] = field(default_factory=list)
 
     @property
     def token_hit_ratio(self) -> float:

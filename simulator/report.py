@@ -12,7 +12,9 @@ from kvtiers.simulator.grid import Result
 from rich.table import Table
 from rich.text import Text
 
-_TITLES = ("chunks", "policy", "hits", "gap closed", "saved", "written", "seconds")
+_COMMON = ("chunks", "policy", "hits", "gap closed", "saved")
+_SINGLE = ("written", "seconds")
+_STACK = ("first token", "P99")
 
 
 def as_json(results: Sequence[Result]) -> str:
@@ -60,25 +62,52 @@ def _table(name: str, results: Sequence[Result]) -> Table:
         title=Text(f"{name}: {first.requests:,} requests, chunks of {first.chunk_tokens} tokens"),
         title_justify="left",
     )
-    for i, title in enumerate(_TITLES):
-        table.add_column(title, justify="left" if i < 2 else "right", no_wrap=True)
+    tiers = list(first.tiers or ())
+    titles = [*_COMMON, *tiers, *(_STACK if tiers else _SINGLE)]
+    for i, title in enumerate(titles):
+        table.add_column(Text(title), justify="left" if i < 2 else "right", no_wrap=True)
     for (chunks, share), group in groupby(results, lambda r: (r.capacity_chunks, r.capacity_share)):
         label = f"{chunks:,} ({100 * share:.3g} %)"
         for result in group:
-            table.add_row(label, *_cells(result))
+            table.add_row(label, *_cells(result, tiers))
             label = ""
         table.add_section()
     return table
 
 
-def _cells(result: Result) -> tuple[str | Text, ...]:
+def _cells(result: Result, tiers: Sequence[str]) -> tuple[str | Text, ...]:
     gap = result.gap_closed
-    written = result.written_bytes
-    return (
+    common = (
         Text(result.policy),
         f"{100 * result.token_hit_ratio:.2f} %",
         "" if gap is None else f"{100 * gap:.1f} %",
         f"{result.hit_tokens / 1e6:,.2f} M",
-        f"{result.written_chunks:,}" if written is None else f"{written / 2**30:,.1f} GiB",
+    )
+    if tiers:
+        return (*common, *(_tier(result, name) for name in tiers), *_waits(result))
+    written = result.written_bytes
+    return (
+        *common,
+        f"{result.written_chunks:,}" if written is None else _gibibytes(written),
         f"{result.seconds:.1f}",
     )
+
+
+def _tier(result: Result, name: str) -> str:
+    """What a tier served, and what was written to it."""
+    if result.tiers is None:
+        return ""
+    tier = result.tiers[name]
+    written = tier["written_bytes"]
+    said = f"{100 * tier['token_hit_ratio']:.2f} %"
+    return f"{said}, {_gibibytes(written)} in" if written else said
+
+
+def _waits(result: Result) -> tuple[str, str]:
+    if result.first_token_mean is None or result.first_token_p99 is None:
+        return "", ""
+    return f"{result.first_token_mean:.3f} s", f"{result.first_token_p99:.3f} s"
+
+
+def _gibibytes(nbytes: float) -> str:
+    return f"{nbytes / 2**30:,.1f} GiB"

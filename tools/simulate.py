@@ -11,6 +11,7 @@ from concurrent.futures.process import BrokenProcessPool
 from kvtiers.simulator import choices, grid, plot, report
 from kvtiers.simulator.errors import SimulatorError
 from kvtiers.simulator.formats import read_trace
+from kvtiers.simulator.stack import CPU, StackModel, read_stack
 from kvtiers.simulator.trace import Trace
 from kvtiers.tiers.units import read_size
 from rich.console import Console
@@ -77,6 +78,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="what shares of capacity are taken of, if not the trace's own distinct chunks: those "
         "of the whole that it is a part of",
     )
+    what.add_argument(
+        "--tiers",
+        metavar="FILE",
+        help="replay through the live hierarchy over the tiers of this YAML file, on a virtual "
+        "clock; --capacity is that of its cpu tier then",
+    )
     how = parser.add_argument_group("results")
     how.add_argument(
         "--json", metavar="FILE", nargs="?", const=_STDOUT, help="write JSON; - is the output"
@@ -97,18 +104,22 @@ def run(arguments: argparse.Namespace) -> int:
 
     """
     named = choices.policies(None if arguments.policies is None else ",".join(arguments.policies))
-    capacities = [choices.Capacity.parse(text) for text in _listed(arguments.capacity)]
+    stack = read_stack(arguments.tiers) if arguments.tiers else None
+    capacities = _capacities(arguments.capacity, stack)
     _check_outputs(arguments)
-    tasks = [_task(trace, capacities, arguments) for trace in _traces(arguments)]
+    tasks = [_task(trace, capacities, stack, arguments) for trace in _traces(arguments)]
     results = _replayed(tasks, named, arguments.jobs)
     _show(results, arguments)
     return 0
 
 
-def _listed(given: Sequence[str] | None) -> list[str]:
-    """All values of an option that was repeated, had commas, or both."""
+def _capacities(given: Sequence[str] | None, stack: StackModel | None) -> list[choices.Capacity]:
+    """All values of an option that was repeated, had commas, or both; or what stands for it."""
     words = [word.strip() for text in given or () for word in text.split(",")]
-    return [word for word in words if word] or list(_CAPACITIES)
+    cpu = stack.named(CPU) if stack is not None else None
+    if cpu is not None and not any(words):
+        return [cpu.capacity]
+    return [choices.Capacity.parse(word) for word in filter(None, words or _CAPACITIES)]
 
 
 def _check_outputs(arguments: argparse.Namespace) -> None:
@@ -134,27 +145,42 @@ def _traces(arguments: argparse.Namespace) -> Iterable[Trace]:
 
 
 def _task(
-    trace: Trace, capacities: Sequence[choices.Capacity], arguments: argparse.Namespace
+    trace: Trace,
+    capacities: Sequence[choices.Capacity],
+    stack: StackModel | None,
+    arguments: argparse.Namespace,
 ) -> grid.Task:
     footprint = arguments.footprint or trace.footprint
     if footprint < trace.footprint:
         raise SimulatorError(
             f"--footprint {footprint}: {trace.name} alone has {trace.footprint} distinct chunks."
         )
-    chunk_bytes = trace.chunk_bytes
-    if arguments.chunk_bytes is not None:
-        chunk_bytes = read_size(arguments.chunk_bytes) or 0
-        if not chunk_bytes:
-            raise SimulatorError(
-                f"--chunk-bytes '{arguments.chunk_bytes}': write a size, such as 32MiB."
-            )
+    chunk_bytes = _chunk_bytes(trace, stack, arguments.chunk_bytes)
+    others = [tier for tier in stack.tiers if tier.name != CPU] if stack is not None else []
     return grid.Task(
         trace,
         [capacity.resolve(footprint, chunk_bytes) for capacity in capacities],
         footprint,
         choices.score_from(arguments.score_from, len(trace.requests)),
         chunk_bytes,
+        stack,
+        {tier.name: tier.capacity.resolve(footprint, chunk_bytes)[0] for tier in others},
     )
+
+
+def _chunk_bytes(trace: Trace, stack: StackModel | None, given: str | None) -> int:
+    """The size of a chunk as far as somebody says it: the command line, the trace, the stack."""
+    if given is not None:
+        if nbytes := read_size(given):
+            return nbytes
+        raise SimulatorError(f"--chunk-bytes '{given}': write a size, such as 32MiB.")
+    nbytes = trace.chunk_bytes or (stack.chunk_bytes if stack is not None else None) or 0
+    if stack is not None and not nbytes:
+        raise SimulatorError(
+            f"{trace.name} does not say how many bytes a chunk has, and with --tiers time depends "
+            "on it. Say so with --chunk-bytes, or with chunk_bytes in the file."
+        )
+    return nbytes
 
 
 def _replayed(
