@@ -20,7 +20,7 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 _CAPACITIES = ("1%", "2%", "5%", "10%")
 _STDOUT = "-"
 # Of a table in a file or a pipe.
-_WIDTH = 100
+_WIDTH = 140
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
