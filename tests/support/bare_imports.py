@@ -10,7 +10,13 @@ import importlib
 import pkgutil
 import sys
 
-BARE = ("kvtiers.policies", "kvtiers.tiers", "kvtiers.connector.config", "kvtiers.tools.cli")
+BARE = (
+    "kvtiers.policies",
+    "kvtiers.tiers",
+    "kvtiers.simulator",
+    "kvtiers.connector.config",
+    "kvtiers.tools.cli",
+)
 EXTRAS = {"fsspec", "hypothesis", "pytest", "redis"}
 
 
@@ -24,7 +30,7 @@ def main(*names: str) -> None:
     sys.meta_path.insert(0, Refuse())
     for name in names:
         module = importlib.import_module(name)
-        if name in ("kvtiers.policies", "kvtiers.tiers", "kvtiers.tools"):
+        if name in ("kvtiers.policies", "kvtiers.tiers", "kvtiers.simulator", "kvtiers.tools"):
             for found in pkgutil.iter_modules(module.__path__, name + "."):
                 import_within(found.name)
 
