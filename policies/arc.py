@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator, Mapping, Sequence
-from itertools import islice
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
 from math import inf
 from typing import ClassVar
 
-from kvtiers.policies.base import (
-    ChunkId,
-    Policy,
-    PolicyRequest,
-    Run,
-)
+from kvtiers.policies.base import ChunkId, Run
+from kvtiers.policies.chunkwise import ChunkwisePolicy, ChunkwiseTier
 from kvtiers.policies.rings import Rings
 
 # The paper's names. A ghost is a chunk that the tier no longer holds.
@@ -20,62 +16,7 @@ T1, T2, B1, B2 = range(4)
 _GHOST_OF = {T1: B1, T2: B2}
 
 
-class ArcPolicy(Policy):
-    """ARC, for each tier on its own, chunk by chunk.
-
-    Method: Megiddo and Modha, "ARC: A Self-Tuning, Low Overhead Replacement Cache"
-    (FAST 2003), figure 4, with libCacheSim's reading of it for a cache that is not
-    full: then ghosts teach, and none is dropped. Chunks used once (``T1``) and more often
-    (``T2``) compete for the tier; a hit among the ghosts of one (``B1``, ``B2``) moves
-    the target size of ``T1`` in its favour.
-
-    ARC knows nothing of prefixes. It may evict a chunk that others in the tier need,
-    which then serve nobody until it is back. Admits everything, writes it through to
-    every tier, demotes nothing.
-
-    The chunks of a run come tail first, as in vLLM's own prefix cache, so that of a run
-    used once the tail goes first.
-    """
-
-    name: ClassVar[str] = "arc"
-
-    def setup(self) -> None:
-        """Four lists per tier."""
-        self._caches = {tier.name: _ArcTier(tier.capacity) for tier in self.tiers}
-
-    def on_access(self, run: Run, request: PolicyRequest, tier: str) -> None:  # noqa: ARG002
-        """Count a use in the tier that served the run, and in those farther away.
-
-        For a nearer tier it is the use that the copy was made for, and not a second one.
-        """
-        names = list(self._caches)
-        first = names.index(tier) if tier in self._caches else 0
-        for name in names[first:]:
-            self._caches[name].use(run)
-
-    def admit(self, run: Run, tier: str) -> int:
-        """All of it. Notes what comes in, on which the next victims depend."""
-        self._caches[tier].announce(run)
-        return len(run)
-
-    def on_insert(self, run: Run, tier: str) -> None:
-        """Take the run in: among the frequent ones what is known as a ghost."""
-        self._caches[tier].insert(run)
-
-    def on_found(self, run: Run, tier: str, age: float) -> None:  # noqa: ARG002
-        """Take the run in as used once, before all that was named so far."""
-        self._caches[tier].insert_oldest(run)
-
-    def on_remove(self, chunks: Sequence[ChunkId], tier: str) -> None:
-        """Remember the chunks as ghosts."""
-        self._caches[tier].remove(chunks)
-
-    def victims(self, tier: str, n_bytes: int) -> Iterator[ChunkId]:  # noqa: ARG002
-        """All chunks of ``tier``: first those that make room for what was admitted last."""
-        return self._caches[tier].victims()
-
-
-class _ArcTier:
+class _ArcTier(ChunkwiseTier):
     """The four lists of one tier, and the target size of ``T1``.
 
     ARC decides for one incoming chunk after the other, while a hierarchy makes room for
@@ -84,33 +25,28 @@ class _ArcTier:
     and ``insert`` does for each chunk what ARC does, in ARC's order.
     """
 
-    def __init__(self, capacity: int | None) -> None:
-        self._capacity = capacity
-        # In chunks; unbounded until a run tells their size.
-        self._limit = inf
+    def setup(self) -> None:
         self._rings = Rings(4)
         self._target = 0.0
-        self._coming: tuple[ChunkId, ...] = ()
+        self._coming: Sequence[ChunkId] = ()
         # Evicted for what comes, with the list each was in.
         self._evicted: list[tuple[ChunkId, int]] = []
 
     # What happens -----------------------------------------------------------
 
-    def use(self, run: Run) -> None:
-        rings = self._rings
-        for chunk in reversed(run.chunks):
-            if rings.where(chunk) in (T1, T2):
-                rings.append(chunk, T2)
+    def use(self, chunks: Sequence[ChunkId]) -> None:
+        self._rings.use_all(chunks, B1, T2)
 
-    def announce(self, run: Run) -> None:
-        self._learn_limit(run)
+    def announce(self, run: Run) -> int:
+        admitted = super().announce(run)
         # What the last run was admitted with has not arrived, and will not.
         self._bury_evicted(len(self._evicted))
-        self._coming = self._missing(run)
+        self._coming = self._rings.absent(run.chunks[::-1], B1)
+        return admitted
 
     def insert(self, run: Run) -> None:
         self._learn_limit(run)
-        coming, self._coming = self._missing(run), ()
+        coming, self._coming = self._rings.absent(run.chunks[::-1], B1), ()
         self._bury_evicted(len(self._evicted) - len(coming))
         evicted, self._evicted = self._evicted, []
         # The first ones found room; from then on each took the place of another.
@@ -118,17 +54,20 @@ class _ArcTier:
         scale = _Scale(self._rings.sizes, self._target, self._limit)
         for _, ring in evicted:
             scale.sizes[ring] += 1
-        for i, chunk in enumerate(coming):
-            ghost = self._ghost(chunk)
+        ghosts = _Ghosts(self._rings)
+        arrived: tuple[list[ChunkId], list[ChunkId]] = ([], [])
+        for i, (chunk, ring) in enumerate(zip(coming, self._rings.where_all(coming), strict=True)):
+            ghost = ghosts.leave(chunk, ring)
             scale.learn(ghost)
-            # Before room is made for it, which may drop the oldest ghost.
-            self._rings.discard(chunk)
             if i >= free:
-                self._evict(scale, ghost, *evicted[i - free])
-            ring = T1 if ghost is None else T2
-            self._rings.append(chunk, ring)
-            scale.sizes[ring] += 1
+                self._evict(scale, ghost, ghosts, *evicted[i - free])
+            to = T1 if ghost is None else T2
+            arrived[to].append(chunk)
+            scale.sizes[to] += 1
         self._target = scale.target
+        ghosts.settle()
+        for to in (T1, T2):
+            self._rings.append_all(arrived[to], to)
 
     def insert_oldest(self, run: Run) -> None:
         self._learn_limit(run)
@@ -137,11 +76,10 @@ class _ArcTier:
                 self._rings.prepend(chunk, T1)
 
     def remove(self, chunks: Sequence[ChunkId]) -> None:
-        for chunk in chunks:
-            ring = self._rings.where(chunk)
-            if ring is not None and ring in _GHOST_OF:
-                self._rings.discard(chunk)
-                self._evicted.append((chunk, ring))
+        known = list(zip(chunks, self._rings.where_all(chunks), strict=True))
+        held = [(chunk, ring) for chunk, ring in known if ring is not None and ring in _GHOST_OF]
+        self._rings.discard_all([chunk for chunk, _ in held])
+        self._evicted += held
         if not self._coming:
             self._bury_evicted(len(self._evicted))
 
@@ -149,19 +87,16 @@ class _ArcTier:
 
     def victims(self) -> Iterator[ChunkId]:
         scale = _Scale(self._rings.sizes, self._target, self._limit)
-        left = {ring: self._rings.oldest(ring) for ring in (T1, T2, B1, B2)}
+        ghosts = _Ghosts(self._rings)
+        left = {ring: self._rings.oldest(ring) for ring in (T1, T2)}
         held = scale.sizes[T1] + scale.sizes[T2]
-        # Ghosts that are none any more once this much has come.
-        gone: set[ChunkId] = set()
-        for chunk in self._coming:
-            ghost = None if chunk in gone else self._ghost(chunk)
+        for chunk, ring in zip(self._coming, self._rings.where_all(self._coming), strict=True):
+            ghost = ghosts.leave(chunk, ring)
             scale.learn(ghost)
-            gone.add(chunk)
             if held < self._limit:
                 held += 1
             else:
-                dropped = scale.trim(ghost)
-                gone.update(_first(left[dropped], gone) if dropped is not None else ())
+                ghosts.drop(scale.trim(ghost))
                 yield from _next(scale, ghost, left)
             scale.sizes[T1 if ghost is None else T2] += 1
         # The caller may skip some, or want more than what comes needs.
@@ -174,25 +109,13 @@ class _ArcTier:
 
     # Parts ------------------------------------------------------------------
 
-    def _missing(self, run: Run) -> tuple[ChunkId, ...]:
-        where = self._rings.where
-        return tuple(chunk for chunk in reversed(run.chunks) if where(chunk) not in (T1, T2))
-
-    def _ghost(self, chunk: ChunkId) -> int | None:
-        ring = self._rings.where(chunk)
-        return ring if ring in (B1, B2) else None
-
-    def _learn_limit(self, run: Run) -> None:
-        if self._capacity is not None:
-            self._limit = self._capacity // run.chunk_bytes
-
-    def _evict(self, scale: _Scale, ghost: int | None, victim: ChunkId, ring: int) -> None:
-        dropped = scale.trim(ghost)
-        if dropped is not None:
-            self._rings.drop_oldest(dropped)
+    def _evict(
+        self, scale: _Scale, ghost: int | None, ghosts: _Ghosts, victim: ChunkId, ring: int
+    ) -> None:
+        ghosts.drop(scale.trim(ghost))
         scale.evict(ring)
         if scale.remembers:
-            self._rings.append(victim, _GHOST_OF[ring])
+            ghosts.new[_GHOST_OF[ring]].append(victim)
 
     def _bury_evicted(self, n: int) -> None:
         """Remember chunks that went for no other: room was made ahead, or they were lost."""
@@ -204,6 +127,46 @@ class _ArcTier:
             while sum(rings.sizes) > 2 * limit and rings.sizes[B2]:
                 rings.drop_oldest(B2)
         del self._evicted[: max(0, n)]
+
+
+class _Ghosts:
+    """The ghosts, while one chunk after the other arrives; nothing changes until ``settle``.
+
+    Attributes:
+        new: chunks that have become ghosts, by their list, the oldest first.
+
+    """
+
+    def __init__(self, rings: Rings) -> None:
+        self.new: dict[int, deque[ChunkId]] = {B1: deque(), B2: deque()}
+        self._rings = rings
+        self._oldest = {ring: rings.oldest(ring) for ring in (B1, B2)}
+        # Ghosts that are none any more.
+        self._gone: set[ChunkId] = set()
+
+    def leave(self, chunk: ChunkId, ring: int | None) -> int | None:
+        """``chunk`` arrives, and is in that list now. The one it is in by then: no ghost stays."""
+        if ring is None or chunk in self._gone:
+            return None
+        self._gone.add(chunk)
+        return ring
+
+    def drop(self, ring: int | None) -> None:
+        """The oldest ghost of a list is none any more, if there is a list."""
+        if ring is None:
+            return
+        for ghost in self._oldest[ring]:
+            if ghost not in self._gone:
+                self._gone.add(ghost)
+                return
+        if self.new[ring]:
+            self.new[ring].popleft()
+
+    def settle(self) -> None:
+        """Forget and remember for good."""
+        self._rings.discard_all(self._gone)
+        for ring, chunks in self.new.items():
+            self._rings.append_all(chunks, ring)
 
 
 class _Scale:
@@ -270,6 +233,15 @@ def _next(scale: _Scale, ghost: int | None, left: Mapping[int, Iterator[ChunkId]
     return []
 
 
-def _first(ghosts: Iterator[ChunkId], gone: Container[ChunkId]) -> list[ChunkId]:
-    """The oldest of the ghosts that is still one, as a list of one."""
-    return list(islice((ghost for ghost in ghosts if ghost not in gone), 1))
+class ArcPolicy(ChunkwisePolicy):
+    """ARC, for each tier on its own, chunk by chunk.
+
+    Method: Megiddo and Modha, "ARC: A Self-Tuning, Low Overhead Replacement Cache"
+    (FAST 2003), figure 4, with libCacheSim's reading of it for a cache that is not
+    full: then ghosts teach, and none is dropped. Chunks used once (``T1``) and more often
+    (``T2``) compete for the tier; a hit among the ghosts of one (``B1``, ``B2``) moves
+    the target size of ``T1`` in its favour.
+    """
+
+    name: ClassVar[str] = "arc"
+    tier_class = _ArcTier
