@@ -100,7 +100,7 @@ def _tier(result: Result, name: str) -> str:
     tier = result.tiers[name]
     written = tier["written_bytes"]
     said = f"{100 * tier['token_hit_ratio']:.2f} %"
-    return f"{said}, {_gibibytes(written)} in" if written else said
+    return f"{said}, {_gibibytes(written)}" if written else said
 
 
 def _waits(result: Result) -> tuple[str, str]:

@@ -20,7 +20,7 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 _CAPACITIES = ("1%", "2%", "5%", "10%")
 _STDOUT = "-"
 # Of a table in a file or a pipe.
-_WIDTH = 140
+_WIDTH = 500
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
