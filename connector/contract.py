@@ -463,6 +463,17 @@ ENTRIES: tuple[Entry, ...] = (
         "MambaSpec",
         "layers that keep a state, for which chunks of several blocks are refused",
     ),
+    Class(
+        "vllm.v1.kv_cache_interface",
+        "FullAttentionSpec",
+        "layers that see the whole prefix, whose attention can be measured",
+    ),
+    Class(
+        "vllm.v1.kv_cache_interface",
+        "KVCacheGroupSpec",
+        "which layers share a block table",
+        fields="layer_names kv_cache_spec",
+    ),
     Function(
         f"{_OFF}.config",
         Method("build_offloading_config", "vllm_config kv_cache_config", "facts of a namespace"),
