@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 from hypothesis import strategies as st
@@ -22,6 +23,23 @@ def trace_of(prompts: Sequence[Sequence[int]], chunk_tokens: int = CHUNK_TOKENS)
         for i, (prompt, path) in enumerate(zip(prompts, numbering.rearranged(paths), strict=True))
     ]
     return Trace("made", chunk_tokens, requests, numbering.count)
+
+
+def with_outputs(trace: Trace, lengths: Sequence[int]) -> Trace:
+    """The same chunks, of which the last few of each request are its output's."""
+    requests = []
+    for request, length in zip(trace.requests, lengths, strict=True):
+        chunks = [range(chunk, chunk + 1) for chunk in request.chunks()]
+        prompt = max(0, len(chunks) - length)
+        requests.append(
+            replace(
+                request,
+                input_tokens=prompt * trace.chunk_tokens,
+                stretches=tuple(chunks[:prompt]),
+                output_stretches=tuple(chunks[prompt:]),
+            )
+        )
+    return replace(trace, requests=requests)
 
 
 def prompts_of(trace: Trace) -> list[list[int]]:

@@ -13,7 +13,7 @@ from kvtiers.policies.lru import LruPolicy
 from kvtiers.simulator.optimum import Future, optimum
 from kvtiers.simulator.replay import replay
 from kvtiers.simulator.trace import Trace, TraceRequest
-from small_traces import CHUNK_TOKENS, chat, prompts, prompts_of, trace_of
+from small_traces import CHUNK_TOKENS, chat, prompts, prompts_of, trace_of, with_outputs
 
 
 def hits_of(trace: Trace, policy_class: type, capacity: int) -> list[int]:
@@ -69,14 +69,14 @@ def test_lru_hits_the_same_on_conversations() -> None:
 # The optimum -------------------------------------------------------------------------
 
 
-def best_by_search(prompts: Sequence[Sequence[int]], capacity: int) -> int:
+def best_by_search(trace: Trace, capacity: int) -> int:
     """The most hits of all ways to keep at most so many chunks after each request."""
     best: dict[frozenset[int], int] = {frozenset(): 0}
-    for prompt in prompts:
+    for request in trace.requests:
         following: dict[frozenset[int], int] = {}
         for held, hits in best.items():
-            now = hits + leading(held, prompt)
-            pool = held.union(prompt)
+            now = hits + leading(held, request.chunks())
+            pool = held.union(request.chunks(), *request.output_stretches)
             for kept in combinations(pool, min(capacity, len(pool))):
                 key = frozenset(kept)
                 following[key] = max(following.get(key, 0), now)
@@ -91,7 +91,20 @@ def test_the_optimum_is_what_a_search_of_all_ways_finds(
 ) -> None:
     trace = trace_of(prompts)
     tally = optimum(trace, Future.of(trace), capacity)
-    assert tally.hit_tokens == best_by_search(prompts, capacity) * CHUNK_TOKENS
+    assert tally.hit_tokens == best_by_search(trace, capacity) * CHUNK_TOKENS
+
+
+@settings(max_examples=150, deadline=None)
+@given(data=st.data(), capacity=st.integers(1, 4))
+def test_so_it_is_where_outputs_bring_chunks_that_are_asked_for_later(
+    data: st.DataObject, capacity: int
+) -> None:
+    made = trace_of(data.draw(prompts(most=7, depth=3, width=2)))
+    n = len(made.requests)
+    trace = with_outputs(made, data.draw(st.lists(st.integers(0, 2), min_size=n, max_size=n)))
+    tally = optimum(trace, Future.of(trace), capacity)
+    assert tally.hit_tokens == best_by_search(trace, capacity) * CHUNK_TOKENS
+    assert sum(hits_of(trace, LruPolicy, capacity)) * CHUNK_TOKENS <= tally.hit_tokens
 
 
 def min_by_chunks(prompts: Sequence[Sequence[int]], capacity: int) -> tuple[list[int], int]:
