@@ -37,8 +37,8 @@ _REUSED = 2
 _MOST_REMEMBERED = 1 << 20
 # Of reading, for how busy a tier is.
 _READING_SECONDS = 60.0
-# For so long what a tier would give up for a chunk is not asked again.
-_FLOOR_SECONDS = 1.0
+# For so long it is not asked again what a tier saves, and would give up for a chunk.
+_ASK_SECONDS = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +80,8 @@ class PlacementPolicy(PolicyAround):
 
     def setup(self) -> None:
         """What is known of chunks, and of how fast tiers fill."""
+        names = [tier.name for tier in self.tiers]
+        self._below = {name: names[i + 1 :] for i, name in enumerate(names)}
         self._lower = {tier.name: _Boundary(tier) for tier in self.tiers[1:]}
         self._history: UseHistory | None = None
         self._chunk_bytes = 1
@@ -140,7 +142,7 @@ class PlacementPolicy(PolicyAround):
     def demote(self, chunk: ChunkId, from_tier: str) -> str | None:
         """The tier below where the chunk is worth most, if it is admitted to any."""
         self._evicting = True
-        below = self._below(from_tier)
+        below = self._below[from_tier]
         if self.placement.admission == "all":
             return self.inner.demote(chunk, from_tier) or next(iter(below), None)
         run, past = self._one(chunk)
@@ -172,40 +174,48 @@ class PlacementPolicy(PolicyAround):
         """Seconds that a copy of each chunk in the tier is expected to save, less its costs."""
         if not len(run):
             return []
-        boundary, saved = self._lower[tier], self._saved(run, tier)
-        lasts = boundary.lasts(self.clock())
-        threshold = self._floor(boundary, lasts) * saved
-        threshold += boundary.write_cost(run.chunk_bytes, self.clock())
+        boundary, now = self._lower[tier], self.clock()
+        lasts = boundary.lasts(now)
+        if now >= boundary.due:
+            boundary.due = now + _ASK_SECONDS
+            boundary.saved.clear()
+            boundary.floor = self._floor(tier, lasts) if boundary.full else 0.0
+        saved = self._saved(run, tier)
+        threshold = boundary.floor * saved + boundary.write_cost(run.chunk_bytes, now)
         return [chance * saved - threshold for chance in self._chances(run, lasts)]
 
     def _saved(self, run: Run, tier: str) -> float:
         """Seconds a chunk that reading the prefix up to the run's end saves over computing it."""
-        n = run.start + len(run)
-        prefix = Run(range(n), 0, run.chunk_bytes, run.group)
-        read = self._lower[tier].tier.read_seconds(n * run.chunk_bytes)
-        return max(0.0, self.recompute_seconds(prefix) - read) / n
+        n, boundary = run.start + len(run), self._lower[tier]
+        saved = boundary.saved.get((n, run.group))
+        if saved is None:
+            prefix = Run(range(n), 0, run.chunk_bytes, run.group)
+            read = boundary.tier.read_seconds(n * run.chunk_bytes)
+            saved = max(0.0, self.recompute_seconds(prefix) - read) / n
+            boundary.saved[n, run.group] = saved
+        return saved
 
     def _chances(self, run: Run, within: float) -> Sequence[float]:
         known = self.inner.reuse(run, within)
         if known is not None:
             return known
-        history = self._uses(run)
-        pasts = map(history.past, run.chunks)
-        return [0.0 if past is None else self._chance(past, within) for past in pasts]
+        history, now = self._uses(run), self.clock()
+        chances: list[float] = []
+        # Neighbours mostly were used together, and as often.
+        last: tuple[int, int] | None = None
+        for chunk in run.chunks:
+            past = history.past(chunk)
+            if past is None:
+                chances.append(0.0)
+            elif last == (past.uses, past.ticks):
+                chances.append(chances[-1])
+            else:
+                chances.append(history.chance(past.uses, past.age(now), within))
+            last = (past.uses, past.ticks) if past is not None else None
+        return chances
 
-    def _chance(self, past: Past, within: float) -> float:
-        assert self._history is not None
-        return self._history.chance(past.uses, self._history.age(past), within)
-
-    def _floor(self, boundary: _Boundary, lasts: float) -> float:
+    def _floor(self, tier: str, lasts: float) -> float:
         """Probability that what a full tier would give up next is used again."""
-        now = self.clock()
-        if now >= boundary.floor_due:
-            boundary.floor_due = now + _FLOOR_SECONDS
-            boundary.floor = self._least_held(boundary.tier.name, lasts) if boundary.full else 0.0
-        return boundary.floor
-
-    def _least_held(self, tier: str, lasts: float) -> float:
         victim = next(self.inner.victims(tier, self._chunk_bytes), None)
         run, past = self._one(victim)
         return self._chances(run, lasts)[0] if past is not None else 0.0
@@ -215,10 +225,6 @@ class PlacementPolicy(PolicyAround):
         past = self._history.past(chunk) if self._history is not None else None
         position, group = (past.position, past.group) if past is not None else (0, 0)
         return Run((chunk,), position, self._chunk_bytes, group), past
-
-    def _below(self, tier: str) -> Iterable[str]:
-        names = [each.name for each in self.tiers]
-        return names[names.index(tier) + 1 :]
 
     def _uses(self, run: Run) -> UseHistory:
         """The history, made when the size of a chunk, and so of the tiers, is known."""
@@ -238,7 +244,8 @@ class _Boundary:
         tier: what is known of it.
         full: it gave up chunks for others.
         floor: probability that the next of these is used again.
-        floor_due: when that is to be asked again.
+        saved: seconds a chunk that reading so many of a group saves over computing them.
+        due: when these two are to be asked again.
 
     """
 
@@ -246,7 +253,8 @@ class _Boundary:
         self.tier = tier
         self.full = False
         self.floor = 0.0
-        self.floor_due = -math.inf
+        self.saved: dict[tuple[int, int], float] = {}
+        self.due = -math.inf
         self._written = _Rate(tier.capacity)
         self._reading = _Rate(_READING_SECONDS)
 

@@ -47,6 +47,10 @@ class Past(NamedTuple):
     position: int
     ticks: int
 
+    def age(self, now: float) -> float:
+        """Seconds since it was last asked for."""
+        return max(0.0, now - self.ticks / _TICKS)
+
 
 class UseHistory:
     """Uses of chunks, and the odds of the next one. One thread at a time: the policy's.
@@ -102,10 +106,6 @@ class UseHistory:
         """What is remembered of the chunk."""
         packed = self._young.get(chunk) or self._old.get(chunk)
         return None if packed is None else _unpack(packed)
-
-    def age(self, past: Past) -> float:
-        """Seconds since the last use."""
-        return max(0.0, self._clock() - past.ticks / _TICKS)
 
     def chance(self, uses: int, age: float, within: float) -> float:
         """Probability that a chunk is used in the next ``within`` seconds.

@@ -325,7 +325,7 @@ def test_what_is_remembered_is_the_latest_and_bounded(
         assert len(remembered) <= 2 * (room + 5)
         assert set(list(last)[-room:]) <= set(remembered) or len(last) > room
         for chunk, past in remembered.items():
-            assert abs(history.age(past) - (clock.now - last[chunk])) <= 0.125
+            assert abs(past.age(clock.now) - (clock.now - last[chunk])) <= 0.125
         counted = history._in_young, history._in_old
         assert sum(map(sum, counted)) == len(remembered)
         for known in range(1, 8):
