@@ -63,11 +63,6 @@ class Rings:
         ring = self._ring
         return [None if node is None else ring[node] for node in self._nodes.get_all(chunks)]
 
-    def oldest_mark(self, ring: int) -> int | None:
-        """The mark of a list's oldest chunk, None if it has none."""
-        node = self._newer[ring]
-        return None if node == ring else self._mark[node]
-
     def is_empty(self, ring: int) -> bool:
         """Whether a list has no chunk."""
         return self._newer[ring] == ring

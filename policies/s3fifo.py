@@ -17,7 +17,7 @@ _SMALL_SHARE, _GHOST_SHARE = 0.1, 0.9
 # A mark counts uses up to three; this one says that the chunk is not here yet.
 _MOST_USES, _COMING = 3, 4
 # What the oldest chunk of a queue goes on with, for each mark; negative if it goes.
-_TO_MAIN = (-1, -1, 0, 0, -1)
+_TO_MAIN = (-1, -1, 0, 0)
 _AGAIN = (-1, 0, 1, 2, -1)
 
 
@@ -36,10 +36,12 @@ class _S3FifoTier(ChunkwiseTier):
         self._ghost_limit = 0
         self._has_evicted = False
         # What was announced: what waits for its turn, the next one last; what found no room,
-        # and whether it was a ghost; and what has a place in a queue.
+        # and whether it was a ghost; what has a place in the main queue; and what will be the
+        # newest of the small one, where nothing else comes to that end meanwhile.
         self._coming: list[ChunkId] = []
         self._turn: tuple[ChunkId, bool] | None = None
         self._placed: list[ChunkId] = []
+        self._newest_of_small: list[ChunkId] = []
 
     # What happens -----------------------------------------------------------
 
@@ -50,21 +52,25 @@ class _S3FifoTier(ChunkwiseTier):
     def announce(self, run: Run) -> int:
         # What the last run was admitted with has not arrived, and will not.
         self._rings.discard_all(self._placed)
-        self._placed, self._turn = [], None
+        self._placed, self._newest_of_small, self._turn = [], [], None
         self._coming = self._rings.absent(run.chunks, GHOST)
         return super().announce(run)
 
     def insert(self, run: Run) -> None:
         self._learn_limit(run)
-        arrived = set(run.chunks) if self._placed else ()
+        arrived = set(run.chunks) if self._placed or self._newest_of_small else ()
         for chunk in self._placed:
             if chunk in arrived:
                 self._rings.set_mark(chunk, 0)
             else:
                 self._rings.discard(chunk)
-        turn, self._placed, self._coming, self._turn = self._turn, [], [], None
+        self._newest_of_small = [chunk for chunk in self._newest_of_small if chunk in arrived]
+        known, turn = set(self._newest_of_small), self._turn
         for chunk in self._rings.absent(run.chunks[::-1], GHOST):
-            self._place(*(turn if turn and turn[0] == chunk else self._leave_ghosts(chunk)))
+            if chunk not in known:
+                self._place(*(turn if turn and turn[0] == chunk else self._leave_ghosts(chunk)))
+        self._rings.append_all(self._newest_of_small, SMALL)
+        self._placed, self._newest_of_small, self._coming, self._turn = [], [], [], None
 
     def insert_oldest(self, run: Run) -> None:
         self._learn_limit(run)
@@ -92,6 +98,7 @@ class _S3FifoTier(ChunkwiseTier):
 
     def victims(self) -> Iterator[ChunkId]:
         plan = _Plan(self._rings, self._main_limit, self._ghost_limit)
+        plan.sizes[SMALL] += len(self._newest_of_small)
         fresh = self._has_evicted
         for _, was_ghost in self._turns(plan):
             if plan.sizes[SMALL] + plan.sizes[MAIN] >= self._limit:
@@ -124,16 +131,15 @@ class _S3FifoTier(ChunkwiseTier):
 
         That comes before room is made for it, as then the oldest ghost may be dropped.
         """
-        sizes = self._rings.sizes
         while self._turn or self._coming:
             if self._turn is None:
                 self._turn = self._leave_ghosts(self._coming.pop())
-            if sizes[SMALL] + sizes[MAIN] >= self._limit:
+            if self._small_size() + self._rings.sizes[MAIN] >= self._limit:
                 return
             chunk, was_ghost = self._turn
-            self._place(chunk, was_ghost)
-            self._rings.set_mark(chunk, _COMING)
-            self._placed.append(chunk)
+            if self._place(chunk, was_ghost) == MAIN:
+                self._rings.set_mark(chunk, _COMING)
+                self._placed.append(chunk)
             self._turn = None
 
     def _leave_ghosts(self, chunk: ChunkId) -> tuple[ChunkId, bool]:
@@ -142,17 +148,24 @@ class _S3FifoTier(ChunkwiseTier):
             self._rings.discard(chunk)
         return chunk, was_ghost
 
-    def _place(self, chunk: ChunkId, was_ghost: bool) -> None:
+    def _place(self, chunk: ChunkId, was_ghost: bool) -> int:
         # While the tier fills up for the first time, the main queue takes what is too much.
-        full = not self._has_evicted and self._rings.sizes[SMALL] >= self._small_limit
-        self._rings.append(chunk, MAIN if was_ghost or full else SMALL)
+        full = not self._has_evicted and self._small_size() >= self._small_limit
+        if not was_ghost and not full:
+            self._newest_of_small.append(chunk)
+            return SMALL
+        self._rings.append(chunk, MAIN)
+        return MAIN
+
+    def _small_size(self) -> int:
+        return self._rings.sizes[SMALL] + len(self._newest_of_small)
 
     def _give_second_chances(self) -> None:
         """Move on what goes to the main queue, or to its end, before the next one is evicted."""
         rings = self._rings
         if rings.sizes[MAIN] <= self._main_limit:
             rings.pass_marked(SMALL, MAIN, _TO_MAIN)
-            if rings.oldest_mark(SMALL) not in (None, _COMING):
+            if not rings.is_empty(SMALL):
                 return
         rings.pass_marked(MAIN, MAIN, _AGAIN)
 
@@ -193,8 +206,6 @@ class _Plan:
 
     def _from_small(self) -> list[ChunkId]:
         for chunk, mark in self._small:
-            if mark == _COMING:
-                continue
             self.sizes[SMALL] -= 1
             if _TO_MAIN[mark] < 0:
                 self._remember()
