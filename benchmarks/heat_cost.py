@@ -120,6 +120,7 @@ class _Engine:
     def __init__(self, model: Path, options: argparse.Namespace) -> None:
         os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
         os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
+        os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")  # else nine tenths of the memory
         from vllm import LLM, SamplingParams
 
         heat = {"layers": options.layers}
