@@ -6,8 +6,9 @@ which rows are sorted here. The file's metadata says ``kvtiers_trace: 1``, ``chu
 and ``chunk_bytes``. Block lists are runs, as below: ``run_start``, ``run_len`` of the
 prompt's full chunks, ``output_run_start``, ``output_run_len`` of those that the output
 completed, left out here where the engine's tiers were not given those. A folder of such
-files, as an engine writes it, is one trace. Columns such as what the live cache hit are
-read by whoever compares with it.
+files, as an engine writes it, is one trace. vLLM computes the last token of each prompt, so
+that a chunk which ends with it is stored and not asked for. Columns such as what the live
+cache hit are read by whoever compares with it.
 
 **Runs.** ``run_start`` and ``run_len`` are the request's block ids, run-length coded, with
 ``t_s``, ``input_len``, ``output_len``; ``block_tokens`` stands in the metadata. One id for
@@ -113,7 +114,8 @@ def _recorded(path: str, table: Any, metadata: Mapping[str, str]) -> Source:
         table = table.drop_columns(["output_run_start", "output_run_len"])
     # Rows are written as requests end.
     rows = _run_rows(path, table.sort_by("req"), tokens)
-    return Source(path, tokens, rows, int(nbytes) if nbytes.isdigit() else 0, recorded=True)
+    size = int(nbytes) if nbytes.isdigit() else 0
+    return Source(path, tokens, rows, size, recorded=True, computes_last=True)
 
 
 # Runs -------------------------------------------------------------------------

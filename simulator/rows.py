@@ -39,6 +39,9 @@ class Source:
         block_bytes: bytes of a block, 0 if unknown.
         recorded: whether the blocks are the chunks of the cache that was recorded.
         absolute: whether times count from the epoch; a trace's count from its first.
+        computes_last: whether the engine computes the last token of every prompt, whatever is
+            cached. Then a chunk that ends where the prompt does is never hit by it: it is
+            stored like one of the output.
 
     """
 
@@ -48,6 +51,7 @@ class Source:
     block_bytes: int = 0
     recorded: bool = False
     absolute: bool = False
+    computes_last: bool = False
 
 
 def make_trace(name: str, sources: Sequence[Source], chunk_tokens: int | None) -> Trace:
@@ -110,6 +114,8 @@ class _Stream:
         self.requests: list[TraceRequest] = []
         # Each request's chunks, those of the output too.
         self._paths: list[tuple[range, ...]] = []
+        # How many of them it asks for.
+        self._asked: list[int] = []
         self._interner = Interner()
         # When the trace began, where times count from the epoch.
         self._origin = 0.0
@@ -131,13 +137,14 @@ class _Stream:
                 raise TraceError(f"{source.path}, row {request.row}: {error}") from None
             self.requests.append(request)
             self._paths.append(path)
+            self._asked.append((request.input_tokens - source.computes_last) // self.tokens)
 
     def placed(self) -> list[TraceRequest]:
         """All requests with their chunks."""
         paths = self.numbering.rearranged(self._paths)
         return [
-            self._with_chunks(request, path)
-            for request, path in zip(self.requests, paths, strict=True)
+            _with_chunks(request, path, asked)
+            for request, path, asked in zip(self.requests, paths, self._asked, strict=True)
         ]
 
     @property
@@ -156,9 +163,10 @@ class _Stream:
             arrival = self._last
         return request if arrival == request.arrival else replace(request, arrival=arrival)
 
-    def _with_chunks(self, request: TraceRequest, path: tuple[range, ...]) -> TraceRequest:
-        prompt, output = _split(path, request.input_tokens // self.tokens)
-        return replace(request, stretches=prompt, output_stretches=output)
+
+def _with_chunks(request: TraceRequest, path: tuple[range, ...], asked: int) -> TraceRequest:
+    prompt, output = _split(path, asked)
+    return replace(request, stretches=prompt, output_stretches=output)
 
 
 def _split(stretches: tuple[range, ...], n: int) -> tuple[tuple[range, ...], tuple[range, ...]]:

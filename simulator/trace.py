@@ -21,7 +21,7 @@ class TraceRequest:
         row: where it stands in its file, from 0.
         arrival: seconds from the start of the trace.
         input_tokens, output_tokens: lengths.
-        stretches: the prompt's full chunks, head first.
+        stretches: the prompt's full chunks that a cache may serve, head first.
         output_stretches: full chunks that the output added, where the trace has them.
             They follow the prompt's and are stored when the request ends.
         session: conversation or agent, "" if unknown.

@@ -104,6 +104,19 @@ def test_the_simulator_leaves_out_what_the_engines_tiers_were_not_given(tmp_path
     assert read_trace(tmp_path / "rec").requests[0].output_stretches == ()
 
 
+def test_the_simulator_asks_for_no_chunk_that_ends_where_the_prompt_does(recorder, tmp_path):
+    for name in ("1", "2"):
+        asked = request(name, "abc")
+        asked.prompt_tokens = 3 * CHUNK
+        recorder.admitted(asked, 0, {})
+        end(recorder, asked, "abcd")
+    recorder.close()
+    first, second = read_trace(tmp_path / "rec").requests
+    # It computes the last token, and with it the chunk, though that is stored.
+    assert first.stretches == second.stretches == (range(2),)
+    assert first.output_stretches == second.output_stretches == (range(2, 4),)
+
+
 def vars_of(engine: About) -> dict:
     return {name: getattr(engine, name) for name in About.__dataclass_fields__}
 
