@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from pathlib import Path
 
@@ -135,8 +136,11 @@ def test_headroom_and_padded_files_of_a_bounded_tier(llama: Path, tmp_path: Path
     room = 12 * (chunk + 65536)
     with Engine(llama, [cpu(), fs(tmp_path, room, **options)]) as engine:
         first = engine.ask_each(asked)
-        usage = engine.usage("fs").usage
-        assert usage.nbytes <= 0.75 * room
+        # By the folder's keeper, in its own time.
+        deadline = time.monotonic() + 60
+        while engine.usage("fs").usage.nbytes > 0.75 * room:
+            assert time.monotonic() < deadline, engine.usage("fs")
+            time.sleep(0.05)
         assert all(f.stat().st_size % 65536 == 0 for f in tmp_path.rglob("*.kv"))
         engine.drop_arena()
         again = engine.ask_each(asked[::-1])

@@ -23,7 +23,7 @@ COUNTS = (
 )
 TIERS = ("gpu", "cpu", "redis", "fs")
 _IDLE_SECONDS = 60.0
-# What a process may grow by over its first look: pools fill up, allocators keep what they had.
+# What a process may grow by over its second look: pools fill up, allocators keep what they had.
 _MORE_MEMORY = 96 << 20
 _MORE_FILES = 24
 _MORE_THREADS = 12
@@ -80,7 +80,6 @@ class Watch:
 
     def __init__(self, scene: Scene) -> None:
         self._scene = scene
-        self._first: dict[tuple[str, int], Footprint] = {}
         self._figures: dict[tuple[str, int], Counter[tuple[str, str]]] = {}
         self.looks: dict[str, list[Footprint]] = {}
 
@@ -112,9 +111,10 @@ class Watch:
                 for name in COUNTS
             }
         )
-        now = Footprint.of(replica)
-        self.looks.setdefault("/".join(map(str, life)), []).append(now)
-        yield from now.beyond(self._first.setdefault(life, now))
+        looks = self.looks.setdefault("/".join(map(str, life)), [])
+        looks.append(Footprint.of(replica))
+        # The first may be from before it had anything to do.
+        yield from looks[-1].beyond(looks[:2][-1])
 
     def _of_folder(self) -> Iterator[str]:
         disk = self._scene.disk
