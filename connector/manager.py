@@ -264,12 +264,13 @@ class TieredOffloadingManager(OffloadingManager):  # type: ignore[misc]  # vLLM 
             facts.runs = self._all_runs(_keys_of(req_context))
             facts.output_tokens = output_tokens
             facts.finish_reason = reason
+            if self._recorder is not None:
+                # Now: an engine that idles takes no step in which it would say so again.
+                self._recorder.finished(facts, read=_keys_of(req_context).loads)
 
     def on_request_finished(self, req_context: ReqContext) -> None:
         """No more loads or stores will be submitted for it; some may be under way."""
-        facts = self._facts.pop(req_context.req_id, None)
-        if self._recorder is not None and facts is not None:
-            self._recorder.finished(facts, read=_keys_of(req_context).loads)
+        self._facts.pop(req_context.req_id, None)
         self._looked.discard(req_context.req_id)
         self._gate.forget(req_context.req_id)
         self.hierarchy.end(req_context.req_id)

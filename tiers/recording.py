@@ -23,12 +23,15 @@ from kvtiers.tiers.residency import GPU
 
 logger = logging.getLogger(__name__)
 
-_MOST_ROWS = 8192
+_MOST_ROWS = 4096
 """Of a part."""
 # Ended requests are left to gather for so long before the thread takes them.
-_GATHER_SECONDS = 1.0
+_GATHER_SECONDS = 0.5
 # While requests keep ending, what is not on disk yet is written so often.
 _WRITE_SECONDS = 10.0
+# A part is written anew with all of its rows: then the thread leaves it alone for so many times
+# as long as that took, or until what comes in is overdue.
+_REST = 1000
 # For how long the thread works in one go, and then rests, so that the engine has its turn.
 _TURN_SECONDS = 0.0005
 # Chunks of requests that the thread has not taken yet: a disk that hangs must not eat memory.
@@ -80,6 +83,7 @@ class Recorder:
         self._numbers, self._pseudonym = ChunkNumbers(), Pseudonyms()
         self._rows = Rows(self._tiers, self._start)
         self._unwritten, self._unwritten_since = 0, self._start
+        self._rested_at = self._start
         self.stopped = False
         self._due, self._stopping = threading.Event(), threading.Event()
         self._thread = threading.Thread(target=self._run, name="kvtiers-record", daemon=True)
@@ -183,8 +187,9 @@ class Recorder:
             self._due.clear()
         stopping = self._stopping.is_set()
         self._take()
-        overdue = self._clock() - self._unwritten_since > _WRITE_SECONDS
-        if self._unwritten and (stopping or not busy or overdue):
+        now = self._clock()
+        wanted = not busy or now - self._unwritten_since > _WRITE_SECONDS
+        if self._unwritten and (stopping or (wanted and now >= self._rested_at)):
             self._write()
         return not (stopping or self.stopped)
 
@@ -207,8 +212,11 @@ class Recorder:
                 turn_ends = time.perf_counter() + _TURN_SECONDS
 
     def _write(self) -> None:
+        begin = time.thread_time()
         complete = len(self._rows) >= _MOST_ROWS
         self._files.write(self._rows.table(self._metadata), complete=complete)
         self._unwritten = 0
         if complete:
             self._rows = Rows(self._tiers, self._start)
+        rest = min(_WRITE_SECONDS, _REST * (time.thread_time() - begin))
+        self._rested_at = self._clock() + rest

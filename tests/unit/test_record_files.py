@@ -382,6 +382,7 @@ def test_without_pyarrow_the_extra_is_named(tmp_path, monkeypatch):
 
 def test_what_was_told_is_written_soon_after_though_nothing_follows(tmp_path, monkeypatch):
     monkeypatch.setattr(recording, "_GATHER_SECONDS", 0.05)
+    monkeypatch.setattr(recording, "_REST", 0)
     recorder = Recorder(tmp_path / "rec", ENGINE, 1 << 30)
     serve(recorder, "ab")
     wait_until(lambda: recordings_in(tmp_path / "rec"))
