@@ -1,94 +1,49 @@
 """ARC against libcachesim, and against itself."""
 
 import random
-from collections.abc import Iterable, Sequence
-from itertools import islice
 
 import pytest
+from chunk_tier import (
+    REQUEST,
+    ChunkTier,
+    assert_equal_hits,
+    loops_between_popular_ids,
+    uniform_ids,
+)
 from hypothesis import given
 from hypothesis import strategies as st
-from kvtiers.policies import PolicyRequest, Run, TierInfo
+from kvtiers.policies import Run, TierInfo
 from kvtiers.policies.arc import ArcPolicy
 from kvtiers.policies.conformance import PolicyConformance
-from libcachesim import ARC, Request
+from libcachesim import ARC
 from traces import real_prompts, zipf_ids
-
-REQUEST = PolicyRequest("r")
 
 
 class TestArcConformance(PolicyConformance):
     policy_class = ArcPolicy
 
 
-class ArcCache:
-    """A tier of ``capacity`` chunks driven as the hierarchy would."""
-
-    def __init__(self, capacity: int) -> None:
-        self.capacity = capacity
-        self.policy = ArcPolicy([TierInfo("cpu", capacity)])
-        self.held: set[int] = set()
-
-    def get(self, chunk: int) -> bool:
-        """Whether one chunk is a hit; it is held afterwards."""
-        if chunk in self.held:
-            self.policy.on_access(Run((chunk,)), REQUEST, "cpu")
-            return True
-        self.store((chunk,))
-        return False
-
-    def serve(self, prompt: Sequence[int]) -> None:
-        """The prompt's chunks that are held are used in one call, the others stored in one."""
-        missing = [chunk for chunk in prompt if chunk not in self.held]
-        self.policy.on_access(Run([c for c in prompt if c in self.held]), REQUEST, "cpu")
-        if missing:
-            self.store(missing)
-
-    def store(self, chunks: Sequence[int]) -> None:
-        run = Run(chunks)
-        assert self.policy.admit(run, "cpu") == len(chunks)
-        surplus = len(self.held) + len(chunks) - self.capacity
-        if surplus > 0:
-            out = list(islice(self.policy.victims("cpu", surplus), surplus))
-            self.policy.on_remove(out, "cpu")
-            self.held.difference_update(out)
-        self.policy.on_insert(run, "cpu")
-        self.held.update(chunks)
-
-
-def assert_equal_hits(ids: Iterable[int], capacity: int) -> None:
-    ours, theirs, hits = ArcCache(capacity), ARC(cache_size=capacity), 0
-    for i, chunk in enumerate(ids):
-        hit = ours.get(chunk)
-        hits += hit
-        assert hit == theirs.get(Request(obj_size=1, obj_id=chunk)), f"request {i}"
-    assert 0 < hits <= i
-
-
 @pytest.mark.parametrize("capacity", [1, 2, 10, 100, 900])
 def test_uniform_chunks_hit_as_in_libcachesim(capacity: int) -> None:
-    rng = random.Random(1)
-    assert_equal_hits([rng.randrange(1000) for _ in range(20_000)], capacity)
+    assert_equal_hits(ArcPolicy, ARC, uniform_ids(20_000), capacity)
 
 
 @pytest.mark.parametrize("capacity", [1, 2, 10, 100, 900])
 def test_zipf_chunks_hit_as_in_libcachesim(capacity: int) -> None:
-    assert_equal_hits(zipf_ids(random.Random(2), 20_000, 2000), capacity)
+    assert_equal_hits(ArcPolicy, ARC, zipf_ids(random.Random(2), 20_000, 2000), capacity)
 
 
 @pytest.mark.parametrize("capacity", [4, 8, 20, 64])
 def test_loops_between_popular_chunks_hit_as_in_libcachesim(capacity: int) -> None:
     """The target moves up and down all the time, so that ties at the target occur."""
-    rng, ids = random.Random(7), list[int]()
-    for phase in range(0, 400, 2):
-        ids += zipf_ids(rng, 100, 3 * capacity)
-        ids += list(range(phase * 1000, phase * 1000 + capacity // 2)) * 2
-    assert_equal_hits(ids, capacity)
+    assert_equal_hits(ArcPolicy, ARC, loops_between_popular_ids(capacity), capacity)
 
 
 @pytest.mark.parametrize("capacity", [500, 5000])
 def test_chunks_of_a_real_trace_hit_as_in_libcachesim(capacity: int) -> None:
     prompts = real_prompts(2000)
-    assert_equal_hits([chunk for prompt in prompts for chunk in reversed(prompt)], capacity)
+    ids = [chunk for prompt in prompts for chunk in reversed(prompt)]
+    assert_equal_hits(ArcPolicy, ARC, ids, capacity)
 
 
 @given(
@@ -101,7 +56,7 @@ def test_a_run_at_a_time_decides_as_a_chunk_at_a_time(
     capacity: int, prompts: list[list[int]]
 ) -> None:
     """Room for a run is made at once; the ghosts, the target and the order come out equal."""
-    by_run, by_chunk = ArcCache(capacity), ArcCache(capacity)
+    by_run, by_chunk = ChunkTier(ArcPolicy, capacity), ChunkTier(ArcPolicy, capacity)
     for prompt in prompts:
         fitting = prompt[:capacity]
         held = [chunk for chunk in fitting if chunk in by_run.held]
@@ -147,7 +102,7 @@ def test_a_use_on_the_gpu_counts_in_every_tier() -> None:
 
 
 def test_a_scan_does_not_push_out_what_was_used_twice() -> None:
-    cache = ArcCache(10)
+    cache = ChunkTier(ArcPolicy, 10)
     for chunk in (1, 2, 3, 1, 2, 3):
         cache.get(chunk)
     for chunk in range(100, 200):
@@ -156,7 +111,7 @@ def test_a_scan_does_not_push_out_what_was_used_twice() -> None:
 
 
 def test_a_chunk_that_returns_soon_after_its_eviction_counts_as_frequent() -> None:
-    cache = ArcCache(4)
+    cache = ChunkTier(ArcPolicy, 4)
     for chunk in (1, 1, 2, 3, 4, 5):
         cache.get(chunk)
     assert 2 not in cache.held

@@ -14,7 +14,7 @@ import pytest
 from hierarchy_kit import CHUNK, FIRST, DictTier, Stack, key
 from hypothesis import given
 from hypothesis import strategies as st
-from kvtiers.policies import Policy, Run, TierInfo
+from kvtiers.policies import POLICIES, Policy, Run, TierInfo
 from kvtiers.policies.arc import ArcPolicy
 from kvtiers.policies.columns import Objects, Table
 from kvtiers.policies.lru import LruPolicy
@@ -82,7 +82,13 @@ def test_chunks_that_a_scan_found_are_nothing_to_the_garbage_collector(
     assert many - few < 20_000 // 20
 
 
-@pytest.mark.parametrize("policy", [LruPolicy, ArcPolicy])
+@pytest.mark.parametrize(
+    "policy",
+    [
+        POLICIES.get(n)
+        for n in ["lru", "arc", "fifo", "lfu", "lru-2", "s3fifo", "sieve", "w-tinylfu"]
+    ],
+)
 def test_chunks_that_were_stored_are_nothing_to_the_garbage_collector(
     policy: type[Policy],
 ) -> None:
