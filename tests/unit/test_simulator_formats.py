@@ -22,9 +22,10 @@ def write_lines(path: Path, values: Sequence[object]) -> Path:
 def equal(trace: Trace, wanted: Sequence[Sequence[object]]) -> bool:
     """Whether the prompts are the same but for what their chunks are called."""
     names: dict[object, int] = {}
+    meanings: dict[int, object] = {}
     got = prompts_of(trace)
     return [len(p) for p in got] == [len(p) for p in wanted] and all(
-        names.setdefault(b, a) == a
+        names.setdefault(b, a) == a and meanings.setdefault(a, b) == b
         for ours, theirs in zip(got, wanted, strict=True)
         for a, b in zip(ours, theirs, strict=True)
     )

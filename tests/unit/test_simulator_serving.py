@@ -93,6 +93,14 @@ def test_the_engines_own_cache_is_the_nearest_tier() -> None:
     assert tally.tiers["cpu"].hit_tokens == 16 * 1
 
 
+def test_what_another_request_left_on_the_gpu_meanwhile_is_hit_there() -> None:
+    trace = trace_of([[0, 1], [0, 1]])
+    same_time = [replace(request, arrival=0.0) for request in trace.requests]
+    stack = stack_of({"name": "gpu", "capacity": "1"}, CPU)
+    tally = served(replace(trace, requests=same_time), stack, gpu=9, cpu=9)
+    assert tally.tiers["gpu"].hit_tokens == 32
+
+
 def test_replicas_share_what_is_shared_and_nothing_else() -> None:
     trace = trace_of([[0, 1], [0, 1], [0, 1], [0, 1]])
     alone = served(trace, stack_of(CPU, DISK, replicas=2), cpu=9, disk=9)
