@@ -18,6 +18,7 @@ from kvtiers.policies.lru import LruPolicy
 from kvtiers.policies.placement import Placement, PlacementPolicy, with_placement
 from kvtiers.policies.placement_history import UseHistory
 from kvtiers.policies.quota import with_quotas
+from kvtiers.tiers.requests import Lookup
 
 REUSED = Placement("reused")
 WORTH = Placement("worth")
@@ -84,9 +85,8 @@ def ask(stack: Stack, name: str, run: Run) -> None:
     stack.clock.now += 1.0
     stack.begin(name, run)
     stack.settle()
-    hits = [k for k, answer in zip(run.chunks, stack.look(name, run), strict=True) if answer]
-    leading = [k for k in hits if stack.h.lookup(name, k).value == "hit"]
-    stack.load(name, run.head(len(leading)))
+    hits = sum(answer is Lookup.HIT for answer in stack.look(name, run))
+    stack.load(name, run.head(hits))
     stack.h.loaded(name)
     stack.store(run, name)
     stack.h.end(name)
