@@ -52,8 +52,8 @@ class _ArcTier(ChunkwiseTier):
         # The first ones found room; from then on each took the place of another.
         free = len(coming) - len(evicted)
         scale = _Scale(self._rings.sizes, self._target, self._limit)
-        for _, ring in evicted:
-            scale.sizes[ring] += 1
+        for _, left in evicted:
+            scale.sizes[left] += 1
         ghosts = _Ghosts(self._rings)
         arrived: tuple[list[ChunkId], list[ChunkId]] = ([], [])
         for i, (chunk, ring) in enumerate(zip(coming, self._rings.where_all(coming), strict=True)):

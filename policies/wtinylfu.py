@@ -19,6 +19,9 @@ WINDOW, PROBATION, PROTECTED = range(3)
 _WINDOW_SHARE, _PROTECTED_SHARE = 0.01, 0.8
 # Uses in the main part after which all counts are halved, for each chunk that it has room for.
 _USES_TO_HALVE = 32
+# A tier of more chunks passes on what its window has too much from the start. Others wait for
+# the first eviction, as libCacheSim's do: two microseconds for each chunk then, all at once.
+_FILLS_AT_ONCE = 50_000
 # Chunks that are estimated at once.
 _BLOCK = 256
 
@@ -78,7 +81,9 @@ class _WTinyLfuTier(ChunkwiseTier):
         self._rings.append_all(new, WINDOW)
         if self._sketch is not None:
             self._sketch.add_all(new)
-            self._let_in(self._sketch, self._owed)
+            too_many = self._rings.sizes[WINDOW] - self._window_limit
+            early = min(self._room_in_main(), too_many) if self._limit > _FILLS_AT_ONCE else 0
+            self._let_in(self._sketch, max(self._owed, early))
         self._coming, self._owed = [], 0
 
     def insert_oldest(self, run: Run) -> None:

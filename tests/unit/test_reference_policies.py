@@ -269,6 +269,27 @@ def test_a_tiny_lfu_takes_more_of_what_is_asked_for_again_and_again() -> None:
     assert admitted == [2, 2, 10]
 
 
+def test_a_large_tiny_lfu_fills_its_main_part_bit_by_bit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wtinylfu, "_FILLS_AT_ONCE", 400)
+    small, large = (
+        ChunkTier(POLICIES.get("w-tinylfu"), 400),
+        ChunkTier(POLICIES.get("w-tinylfu"), 500),
+    )
+    for chunk in range(300):
+        small.get(chunk)
+        large.get(chunk)
+    assert small.policy._tiers["cpu"]._rings.sizes == [300, 0, 0]
+    assert large.policy._tiers["cpu"]._rings.sizes == [5, 99, 196]
+
+
+def test_a_large_tiny_lfu_that_has_filled_up_decides_as_libcachesims(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(wtinylfu, "_FILLS_AT_ONCE", 400)
+    ids = [*range(1, 507), *zipf_ids(random.Random(4), 8_000, 2000)]
+    assert_equal_hits(POLICIES.get("w-tinylfu"), libcachesim.WTinyLFU, ids, 505)
+
+
 def test_a_sketch_counts_no_less_than_there_was_and_halves_it() -> None:
     sketch = FrequencySketch(100)
     seen = Counter(zipf_ids(random.Random(3), 500, 100))
