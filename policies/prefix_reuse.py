@@ -1,0 +1,386 @@
+"""Evicts what is least likely to be used again soon, as learned from what was.
+
+Every use of a prefix is an observation of how long it takes until the next one
+(``reuse_watch``), told apart by what is known of the request and its session
+(``reuse_classes``, ``reuse_sessions``). From these observations hazards by age are learned
+while the engine runs, and an index made of them (``reuse_hazard``): expected hits for each
+second that a chunk takes up space. The leaf of the lowest index goes first, and what comes
+in is admitted only where it is worth more than what would have to go.
+See docs/policies/prefix-reuse.md.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from math import log2
+from typing import ClassVar
+
+import numpy as np
+from kvtiers.policies.base import ChunkId, Policy, PolicyRequest, Run
+from kvtiers.policies.reuse_classes import ANY, Turn, UseClass, left, own, shared
+from kvtiers.policies.reuse_hazard import HazardLearner
+from kvtiers.policies.reuse_marks import Marks
+from kvtiers.policies.reuse_nodes import NO_NODE, Nodes
+from kvtiers.policies.reuse_sessions import Session, Sessions
+from kvtiers.policies.reuse_watch import Watches
+
+# Watches and sessions: at least, at most, and one a chunk in between.
+_FEWEST, _MOST = 8, 65_536
+# Nodes that follow one, from which on what they follow counts as shared.
+_BRANCHES = 3
+# Leaves are ranked anew after a second, or when one in so many has changed.
+_RANK_SECONDS = 1.0
+_RANK_SHARE = 64
+# What the front end says where the model gave the turn back to the user, if it tells.
+_ENDED = frozenset({"end_turn"})
+
+
+@dataclass(slots=True, eq=False)
+class _Active:
+    """A request under way."""
+
+    request: PolicyRequest
+    session: Session
+    turn: Turn
+    repeated: bool
+    mark: int
+
+
+class PrefixReusePolicy(Policy):
+    """Keeps the chunks that promise most hits for the space and time they take.
+
+    Admits from a run's head what is worth more than the chunks that would make room for it,
+    writes through to every tier, demotes nothing. Learns from all tiers' uses at once.
+    """
+
+    name: ClassVar[str] = "prefix-reuse"
+
+    def setup(self) -> None:
+        """An order per tier, and one learner for all of them."""
+        self._learner = HazardLearner()
+        self._marks = Marks(self._learner)
+        self._watches = Watches(self._learner, _FEWEST)
+        self._sessions = Sessions(_FEWEST)
+        self._nodes = {tier.name: Nodes(self._marks.hold) for tier in self.tiers}
+        self._ranks = {name: _Ranks(nodes, self._marks) for name, nodes in self._nodes.items()}
+        self._capacity = {tier.name: tier.capacity for tier in self.tiers}
+        self._active: dict[str, _Active] = {}
+        # Marks of what a scan found, by its age.
+        self._found: dict[int, int] = {}
+
+    # What happens -----------------------------------------------------------
+
+    def on_request(self, request: PolicyRequest) -> None:
+        """Learn from what the prompt shares with earlier ones, and know its session."""
+        prompt = next((run for run in request.runs if len(run)), None)
+        if prompt is None or request.request_id in self._active:
+            return
+        now, chunks = self.clock(), prompt.chunks
+        again = self._watches.used(chunks, now)
+        known = self._known(chunks)
+        if again:
+            known = max(known, chunks.index(again[-1]) + 1)
+        session = self._session_of(request, prompt, again, known)
+        if session.turn is not None and session.tails[0] not in chunks:
+            self._leave(session, chunks, now)
+        tails = tuple(run.chunks[-1] for run in request.runs if len(run))
+        new = len(chunks) - known
+        turn = self._sessions.take_turn(
+            session, now, tails, new, len(chunks), request.prompt_tokens
+        )
+        mark = self._marks.new(own(turn, not new), now)
+        # One holder for the request, one for the session.
+        self._marks.hold(mark, 1)
+        self._marks.hold(session.mark, -1)
+        session.mark = mark
+        self._active[request.request_id] = _Active(request, session, turn, not new, mark)
+
+    def on_access(self, run: Run, request: PolicyRequest, tier: str) -> None:  # noqa: ARG002
+        """Mark the run as used, in every tier that has some of it."""
+        now, active = self.clock(), self._active.get(request.request_id)
+        for nodes in self._nodes.values():
+            for node in nodes.cover(run.chunks, run.parent):
+                nodes.count_use(node)
+                self._use(nodes, node, active, now)
+
+    def on_finish(self, request: PolicyRequest) -> None:
+        """From here on the next use is waited for, of a class that the output is part of."""
+        active = self._active.pop(request.request_id, None)
+        if active is None:
+            return
+        now, session = self.clock(), active.session
+        output, ended = request.output_tokens, request.finish_reason in _ENDED
+        turn = replace(active.turn, output_tokens=output, ended=ended)
+        use = own(turn, active.repeated)
+        self._marks.change(active.mark, use, now)
+        if session.mark == active.mark and session.tails:
+            self._sessions.end_turn(session, now, turn)
+            self._watches.begin(session.tails[0], use, now)
+        self._marks.hold(active.mark, -1)
+        self._forget_sessions()
+
+    def on_insert(self, run: Run, tier: str) -> None:
+        """Take in what is missing, as used by the request it was stored for."""
+        nodes, chunks = self._nodes[tier], run.chunks
+        self._learn_limits(run)
+        i, n = 0, len(chunks)
+        while i < n:
+            begin = i
+            while i < n and nodes.node_of(chunks[i]) == NO_NODE:
+                i += 1
+            if i > begin:
+                parent = chunks[begin - 1] if begin else run.parent
+                mark, owner = self._mark_for(run, begin, parent)
+                nodes.add(chunks[begin:i], parent, mark, owner)
+                self._marks.hold(mark, -1)
+            i += 1
+        for _ in nodes.cover(chunks, run.parent):
+            # What a scan found learns here what it follows.
+            pass
+        self._ranks[tier].changes += 1
+
+    def on_found(self, run: Run, tier: str, age: float) -> None:
+        """Take the run in as of that age, of a class that nothing is known of."""
+        self._learn_limits(run)
+        nodes, key = self._nodes[tier], int(8 * log2(1 + age))
+        if key not in self._found:
+            self._found[key] = self._marks.new(UseClass(ANY), self.clock() - age)
+        for i, chunk in enumerate(run.chunks):
+            if nodes.node_of(chunk) == NO_NODE:
+                parent = run.chunks[i - 1] if i else run.parent
+                nodes.add((chunk,), parent, self._found[key], 0)
+        self._ranks[tier].changes += 1
+
+    def on_remove(self, chunks: Sequence[ChunkId], tier: str) -> None:
+        """Forget where the chunks were; what is watched of them stays watched."""
+        discard = self._nodes[tier].discard
+        for chunk in chunks:
+            discard(chunk)
+        self._ranks[tier].changes += 1
+
+    # What to do -------------------------------------------------------------
+
+    def victims(self, tier: str, n_bytes: int) -> Iterator[ChunkId]:  # noqa: ARG002
+        """All chunks of ``tier``, what is worth least first, children before parents."""
+        nodes = self._nodes[tier]
+        for _, node in self._ranks[tier].ascending(self.clock()):
+            yield from nodes.tail_first(node)
+
+    def admit(self, run: Run, tier: str) -> int:
+        """What there is room for, and what is worth more than that which would make room."""
+        capacity, nodes = self._capacity[tier], self._nodes[tier]
+        if capacity is None or not len(run):
+            return len(run)
+        missing = sum(nodes.node_of(chunk) == NO_NODE for chunk in run.chunks)
+        wanted = missing - max(0, capacity // run.chunk_bytes - nodes.held)
+        if wanted <= 0:
+            return len(run)
+        now = self.clock()
+        mark, _ = self._mark_for(run, 0, run.parent)
+        worth = float(self._marks.worth(np.array([mark]), now)[0])
+        self._marks.hold(mark, -1)
+        gained = 0
+        for score, node in self._ranks[tier].ascending(now):
+            if score >= worth or gained >= wanted:
+                break
+            gained += nodes.size_of(node)
+        return len(run) - max(0, wanted - gained)
+
+    # Parts ------------------------------------------------------------------
+
+    def _known(self, chunks: Sequence[ChunkId]) -> int:
+        """How many chunks of a prompt, from its head, some tier holds."""
+        most = 0
+        for nodes in self._nodes.values():
+            low, high = most, len(chunks)
+            while low < high:
+                middle = (low + high + 1) // 2
+                if nodes.node_of(chunks[middle - 1]) == NO_NODE:
+                    high = middle - 1
+                else:
+                    low = middle
+            most = low
+        return most
+
+    def _session_of(
+        self, request: PolicyRequest, prompt: Run, again: Sequence[ChunkId], known: int
+    ) -> Session:
+        sessions = self._sessions
+        if request.session:
+            key = request.tenant, request.session
+            return sessions.named(key) or sessions.new(key)
+        for chunk in reversed(again):
+            if session := sessions.ending_with(chunk):
+                return session
+        if known:
+            session = self._owner_of(prompt.chunks[known - 1])
+            if session and session.turn and 2 * known > session.turn.chunks:
+                return session
+        return sessions.new(None)
+
+    def _owner_of(self, chunk: ChunkId) -> Session | None:
+        """The session that a chunk was made for, unless many others use it too."""
+        for nodes in self._nodes.values():
+            node = nodes.node_of(chunk)
+            if node != NO_NODE and nodes.children_of(node) < _BRANCHES:
+                return self._sessions.numbered(nodes.owner_of(node))
+        return None
+
+    def _leave(self, session: Session, chunks: Sequence[ChunkId], now: float) -> None:
+        """The session goes on without the end of its last prompt."""
+        assert session.turn is not None
+        stay = set(chunks)
+        ends = [
+            (nodes, node)
+            for nodes in self._nodes.values()
+            for tail in session.tails
+            for node in self._only_of(session, nodes, tail, stay)
+        ]
+        kept = 0
+        if ends:
+            nodes, top = ends[-1]
+            above = nodes.parent_of(top)
+            last = None if above == NO_NODE else nodes.last_chunk(above)
+            kept = chunks.index(last) + 1 if last in stay and last is not None else 0
+        use = left(session.turn, kept, len(chunks))
+        mark = self._marks.new(use, now)
+        for nodes, node in ends:
+            nodes.set_mark(node, mark)
+        self._marks.hold(mark, -1)
+        self._watches.begin(session.tails[0], use, now)
+
+    def _only_of(
+        self, session: Session, nodes: Nodes, tail: ChunkId, stay: set[ChunkId]
+    ) -> Iterator[int]:
+        node = nodes.node_of(tail)
+        while (
+            node != NO_NODE
+            and nodes.mark_of(node) == session.mark
+            and nodes.last_chunk(node) not in stay
+        ):
+            yield node
+            node = nodes.parent_of(node)
+
+    def _use(self, nodes: Nodes, node: int, active: _Active | None, now: float) -> None:
+        if active is None:
+            mark = self._marks.new(UseClass(ANY), now)
+        elif nodes.owner_of(node) == active.session.number and nodes.children_of(node) < _BRANCHES:
+            nodes.set_mark(node, active.mark)
+            return
+        else:
+            gap = now - self._marks.since(nodes.mark_of(node))
+            use = shared(nodes.uses_of(node), gap)
+            mark = self._marks.new(use, now)
+            if (chunk := nodes.last_chunk(node)) not in self._watches:
+                self._watches.begin(chunk, use, now)
+        nodes.set_mark(node, mark)
+        self._marks.hold(mark, -1)
+
+    def _mark_for(self, run: Run, i: int, parent: ChunkId | None) -> tuple[int, int]:
+        """The mark, held once more, and the session of chunk ``i`` of a run that comes in."""
+        chunk = run.chunks[i]
+        for nodes in self._nodes.values():
+            node = nodes.node_of(chunk)
+            if node != NO_NODE:
+                return self._held(nodes.mark_of(node)), nodes.owner_of(node)
+        for active in reversed(self._active.values()):
+            if _has(active.request, run, i):
+                return self._held(active.mark), active.session.number
+        for nodes in self._nodes.values() if parent is not None else ():
+            node = nodes.node_of(parent)
+            if node != NO_NODE:
+                return self._held(nodes.mark_of(node)), nodes.owner_of(node)
+        return self._marks.new(UseClass(ANY), self.clock()), 0
+
+    def _held(self, mark: int) -> int:
+        self._marks.hold(mark, 1)
+        return mark
+
+    def _learn_limits(self, run: Run) -> None:
+        """One watch a chunk of the largest tier, within bounds."""
+        if self._watches.limit == _FEWEST:
+            sizes = [capacity for capacity in self._capacity.values() if capacity is not None]
+            chunks = max(sizes) // run.chunk_bytes if len(sizes) == len(self.tiers) else _MOST
+            limit = min(_MOST, max(_FEWEST, chunks))
+            self._watches.limit = self._sessions.limit = limit
+
+    def _forget_sessions(self) -> None:
+        while session := self._sessions.oldest():
+            self._sessions.forget(session)
+            self._marks.hold(session.mark, -1)
+
+
+def _has(request: PolicyRequest, run: Run, i: int) -> bool:
+    """Whether a request asks for chunk ``i`` of a run."""
+    at, chunk = run.start + i, run.chunks[i]
+    return any(
+        mine.start <= at < mine.start + len(mine) and mine.chunks[at - mine.start] == chunk
+        for mine in request.runs
+        if mine.group == run.group
+    )
+
+
+class _Ranks:
+    """The leaves of one tier, ranked now and then; between, what changed is ranked again.
+
+    Attributes:
+        changes: calls that changed the tier since all leaves were ranked.
+
+    """
+
+    def __init__(self, nodes: Nodes, marks: Marks) -> None:
+        self.changes = 1
+        self._nodes = nodes
+        self._marks = marks
+        self._at = 0.0
+        self._scores = np.zeros(0)
+        self._rows = np.zeros(0, np.int64)
+
+    def ascending(self, now: float) -> Iterator[tuple[float, int]]:
+        """Every node of the tier with its score, see ``Nodes.ascending``. Changes nothing else."""
+        nodes = self._nodes
+        if self.changes > len(self._rows) // _RANK_SHARE or now - self._at > _RANK_SECONDS:
+            self._rank(now)
+        changed = self._sorted(np.array(sorted(nodes.changed()), np.int64), now)
+        again = nodes.changed()
+        kept = (
+            (score, node)
+            for score, node in _pairs(self._scores, self._rows)
+            if nodes.is_leaf(node) and node not in again
+        )
+        leaves = heapq.merge(kept, _pairs(*changed))
+        return nodes.ascending(leaves, self._scorer(now))
+
+    def _rank(self, now: float) -> None:
+        self._marks.refresh()
+        self._scores, self._rows = self._sorted(self._nodes.leaves(), now)
+        self._nodes.take_changed()
+        self._at, self.changes = now, 0
+
+    def _sorted(
+        self, rows: np.ndarray[tuple[int], np.dtype[np.int64]], now: float
+    ) -> tuple[np.ndarray, np.ndarray]:
+        scores = self._marks.worth(self._nodes.marks(rows).astype(np.int64), now)
+        order = np.lexsort((rows, scores))
+        return scores[order], rows[order]
+
+    def _scorer(self, now: float) -> Callable[[int], float]:
+        """Scores of nodes, those of one mark computed once."""
+        known: dict[int, float] = {}
+
+        def score(node: int) -> float:
+            mark = self._nodes.mark_of(node)
+            if mark not in known:
+                known[mark] = float(self._marks.worth(np.array([mark]), now)[0])
+            return known[mark]
+
+        return score
+
+
+def _pairs(scores: np.ndarray, rows: np.ndarray) -> Iterator[tuple[float, int]]:
+    """As Python's own numbers, a few hundred at a time: most callers want the first ones."""
+    for begin in range(0, len(rows), 256):
+        part = slice(begin, begin + 256)
+        yield from zip(scores[part].tolist(), rows[part].tolist(), strict=True)

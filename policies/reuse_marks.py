@@ -1,0 +1,91 @@
+"""Marks: what a node was last used for, since when, and what keeping it is worth.
+
+All nodes that a request used for the same reason share a mark. A mark lives as long as a
+node of some tier, or a request under way, has it. Row 0 is of what nothing is known of.
+"""
+
+from __future__ import annotations
+
+from array import array
+
+import numpy as np
+from kvtiers.policies.reuse_classes import ANY, FEATURES, UseClass
+from kvtiers.policies.reuse_hazard import BINS, Floats, HazardLearner, Ints, at_ages
+
+UNKNOWN = 0
+# Curves are made anew when this much more was learned since.
+_NEWS = 1.1
+_SMALL = 64
+
+
+class Marks:
+    """Marks as rows of columns, and their indices by age."""
+
+    def __init__(self, learner: HazardLearner) -> None:
+        self._learner = learner
+        self._used = 1
+        self._free: list[int] = []
+        self._holders = array("i", [0])
+        self._strata = np.full(_SMALL, ANY, np.int64)
+        self._rows = np.zeros((_SMALL, FEATURES), np.int64)
+        self._since = np.zeros(_SMALL)
+        self._stale = np.ones(_SMALL, bool)
+        self._curves = np.zeros((_SMALL, BINS + 1), np.float32)
+        self._learned = 0.0
+
+    def new(self, use: UseClass, since: float) -> int:
+        """A mark with one holder."""
+        if self._free:
+            mark = self._free.pop()
+            self._holders[mark] = 1
+        else:
+            mark = self._used
+            self._used += 1
+            self._holders.append(1)
+            if mark == len(self._since):
+                self._grow()
+        self.change(mark, use, since)
+        return mark
+
+    def change(self, mark: int, use: UseClass, since: float) -> None:
+        """More is known of what the mark stands for."""
+        self._strata[mark] = use.stratum
+        self._rows[mark] = use.rows
+        self._since[mark] = since
+        self._stale[mark] = True
+
+    def since(self, mark: int) -> float:
+        """When what the mark stands for was last used."""
+        return float(self._since[mark])
+
+    def hold(self, mark: int, count: int) -> None:
+        """So many more holders, fewer if negative."""
+        if mark == UNKNOWN:
+            return
+        self._holders[mark] += count
+        if not self._holders[mark]:
+            self._free.append(mark)
+
+    def refresh(self) -> bool:
+        """Whether enough was learned to value everything anew; if so, do so when next asked."""
+        seen = self._learner.seen
+        if seen < self._learned * _NEWS + 1:
+            return False
+        self._learned = float(seen)
+        self._stale[: self._used] = True
+        return True
+
+    def worth(self, marks: Ints, now: float) -> Floats:
+        """Index of each mark now: expected hits per second of keeping a chunk."""
+        stale = np.unique(marks[self._stale[marks]])
+        if len(stale):
+            self._curves[stale] = self._learner.curves(self._strata[stale], self._rows[stale])
+            self._stale[stale] = False
+        return at_ages(self._curves[marks], now - self._since[marks])
+
+    def _grow(self) -> None:
+        self._strata = np.concatenate([self._strata, np.full_like(self._strata, ANY)])
+        self._rows = np.concatenate([self._rows, np.zeros_like(self._rows)])
+        self._since = np.concatenate([self._since, np.zeros_like(self._since)])
+        self._stale = np.concatenate([self._stale, np.ones_like(self._stale)])
+        self._curves = np.concatenate([self._curves, np.zeros_like(self._curves)])

@@ -1,0 +1,312 @@
+"""The prefix forest of one tier, cut into stretches that were last used together.
+
+A **node** is a stretch of neighbouring chunks of one prefix. A child hangs only from the
+last chunk of its parent: where a run forks off the middle of a node, the node is cut in two.
+So what is looked at to find a leaf is a node, not a chunk, and a prompt of a hundred
+thousand tokens costs one dictionary lookup and one comparison of tuples for each request
+that its prefix was built by.
+
+Children are counted by the id of the chunk they follow, whether the tier holds that chunk
+or not: a chunk that was lost in the middle leaves what followed it without a parent, and
+finds it again when it comes back.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Iterator, Sequence
+
+import numpy as np
+import numpy.typing as npt
+from kvtiers.policies.base import ChunkId
+from kvtiers.policies.columns import Objects, Table
+from kvtiers.policies.sharded import ShardedDict
+
+NO_NODE = -1
+
+Scores = Callable[[npt.NDArray[np.int64]], npt.NDArray[np.float64]]
+"""What keeping the nodes of these rows is worth."""
+
+
+class Nodes:
+    """Chunks of one tier as nodes; each node has the number of the mark it was last given.
+
+    Args:
+        marked: told that one more node (1) or one less (-1) has a mark.
+
+    """
+
+    def __init__(self, marked: Callable[[int, int], None]) -> None:
+        self._marked = marked
+        self._where: ShardedDict[ChunkId, int] = ShardedDict()
+        self._chunks: Objects[tuple[ChunkId, ...] | None] = Objects()
+        # The chunk before the node's first; None if there is none or it is unknown.
+        self._above: Objects[ChunkId | None] = Objects()
+        # How many nodes follow a chunk.
+        self._children: ShardedDict[ChunkId, int] = ShardedDict()
+        # Chunks left of the tuple; the mark; the session that made it; whether it is a leaf;
+        # how often it was used.
+        self._table = Table("iiiii")
+        self._size, self._mark, self._owner, self._leaf, self._uses = self._table.columns
+        # Leaves that came, or got another mark, since ``take_changed``.
+        self._changed: set[int] = set()
+        self.held = 0
+
+    def node_of(self, chunk: ChunkId) -> int:
+        """The node that ``chunk`` is in, ``NO_NODE`` if the tier does not hold it."""
+        node = self._where.get(chunk)
+        return NO_NODE if node is None else node
+
+    def mark_of(self, node: int) -> int:
+        """The mark that a node was last given."""
+        return self._mark[node]
+
+    def owner_of(self, node: int) -> int:
+        """The session that the node's chunks were made for."""
+        return self._owner[node]
+
+    def children_of(self, node: int) -> int:
+        """How many nodes follow this one."""
+        return self._children.get(self._last(node)) or 0
+
+    def last_chunk(self, node: int) -> ChunkId:
+        """The chunk at the end of a node."""
+        return self._last(node)
+
+    def parent_of(self, node: int) -> int:
+        """The node before this one, ``NO_NODE`` if there is none here."""
+        above = self._above[node]
+        return NO_NODE if above is None else self.node_of(above)
+
+    def size_of(self, node: int) -> int:
+        """Chunks of a node."""
+        return self._size[node]
+
+    # What happens -----------------------------------------------------------
+
+    def cover(self, chunks: Sequence[ChunkId], parent: ChunkId | None) -> Iterator[int]:
+        """The nodes that make up what the tier has of a run, head first, cut to fit it."""
+        i, n = 0, len(chunks)
+        while i < n:
+            node = self._where.get(chunks[i])
+            if node is None:
+                i += 1
+                continue
+            node = self._cut_before(node, chunks[i])
+            same = self._match(node, chunks, i)
+            if same < self._size[node]:
+                self._cut(node, same)
+            before = chunks[i - 1] if i else parent
+            if before is not None and self._above[node] is None:
+                self._hang(node, before)
+            yield node
+            i += same
+
+    def uses_of(self, node: int) -> int:
+        """How often a node was used, by the request that stored it too."""
+        return self._uses[node]
+
+    def count_use(self, node: int) -> None:
+        """The node was used once more."""
+        self._uses[node] += 1
+
+    def set_mark(self, node: int, mark: int) -> None:
+        """Give a node a mark."""
+        old = self._mark[node]
+        if old != mark:
+            self._mark[node] = mark
+            self._marked(mark, 1)
+            self._marked(old, -1)
+        if self._leaf[node]:
+            self._changed.add(node)
+
+    def add(self, chunks: Sequence[ChunkId], parent: ChunkId | None, mark: int, owner: int) -> None:
+        """Take in chunks of which the tier has none, behind ``parent``."""
+        at = NO_NODE if parent is None else self.node_of(parent)
+        if at != NO_NODE and self._last(at) != parent:
+            self._cut_before_child(at, parent)
+        if at != NO_NODE and self._leaf[at] and self._mark[at] == mark:
+            self._extend(at, tuple(chunks))
+        else:
+            at = self._new(tuple(chunks), parent, mark, owner)
+        self.held += len(chunks)
+        # What was left without a parent finds it again.
+        for chunk in [c for c in chunks[:-1] if c in self._children]:
+            self._cut(self.node_of(chunk), self._index(self.node_of(chunk), chunk) + 1)
+        end = self.node_of(chunks[-1])
+        self._set_leaf(end, chunks[-1] not in self._children)
+
+    def discard(self, chunk: ChunkId) -> None:
+        """Forget ``chunk``, if it is there; what follows it stays."""
+        node = self._where.get(chunk)
+        if node is None:
+            return
+        if self._last(node) != chunk:
+            self._cut(node, self._index(node, chunk) + 1)
+        del self._where[chunk]
+        self.held -= 1
+        self._size[node] -= 1
+        if self._size[node]:
+            self._set_leaf(node, True)
+        else:
+            self._free(node)
+
+    # What to do -------------------------------------------------------------
+
+    def leaves(self) -> npt.NDArray[np.int64]:
+        """The rows of all leaves."""
+        found: npt.NDArray[np.int64] = np.flatnonzero(np.frombuffer(self._leaf, np.int32))
+        return found
+
+    def marks(self, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.int32]:
+        """The marks of these rows."""
+        marks: npt.NDArray[np.int32] = np.frombuffer(self._mark, np.int32)[rows]
+        return marks
+
+    def take_changed(self) -> None:
+        """From here on ``changed`` starts anew."""
+        self._changed.clear()
+
+    def changed(self) -> set[int]:
+        """Leaves whose rank may have changed since ``take_changed``."""
+        return self._changed
+
+    def is_leaf(self, node: int) -> bool:
+        """Whether nothing follows the node."""
+        return bool(self._leaf[node])
+
+    def ascending(
+        self, ranked: Iterator[tuple[float, int]], score: Callable[[int], float]
+    ) -> Iterator[tuple[float, int]]:
+        """All nodes with their scores, children before parents, the lowest score first.
+
+        Args:
+            ranked: the leaves in ascending order of their scores.
+            score: that of a node that becomes a leaf on the way.
+
+        """
+        freed: list[tuple[float, int]] = []
+        done: dict[int, int] = {}
+        ahead = next(ranked, None)
+        while ahead is not None or freed:
+            if freed and (ahead is None or freed[0] < ahead):
+                found = heapq.heappop(freed)
+            else:
+                assert ahead is not None
+                found, ahead = ahead, next(ranked, None)
+            yield found
+            parent = self.parent_of(found[1])
+            if parent != NO_NODE:
+                done[parent] = done.get(parent, 0) + 1
+                if done[parent] == self.children_of(parent):
+                    heapq.heappush(freed, (score(parent), parent))
+
+    def tail_first(self, node: int) -> Iterator[ChunkId]:
+        """The chunks of a node, the last one first."""
+        chunks = self._chunks[node]
+        assert chunks is not None
+        return reversed(chunks[: self._size[node]])
+
+    # Parts ------------------------------------------------------------------
+
+    def _last(self, node: int) -> ChunkId:
+        chunks = self._chunks[node]
+        assert chunks is not None
+        return chunks[self._size[node] - 1]
+
+    def _index(self, node: int, chunk: ChunkId) -> int:
+        chunks = self._chunks[node]
+        assert chunks is not None
+        return chunks.index(chunk)
+
+    def _match(self, node: int, chunks: Sequence[ChunkId], begin: int) -> int:
+        """How many chunks of a node, from its head, the run has from ``begin`` on."""
+        mine = self._chunks[node]
+        assert mine is not None
+        n = min(self._size[node], len(chunks) - begin)
+        if mine[n - 1] == chunks[begin + n - 1]:
+            # An id has one parent, so all before it are equal.
+            return n
+        return next(i for i in range(n) if mine[i] != chunks[begin + i])
+
+    def _new(
+        self, chunks: tuple[ChunkId, ...], parent: ChunkId | None, mark: int, owner: int
+    ) -> int:
+        node = self._table.new(len(chunks), mark, owner, 0, 1)
+        self._chunks.put(node, chunks)
+        self._above.put(node, None)
+        self._where.assign(chunks, node)
+        self._marked(mark, 1)
+        if parent is not None:
+            self._hang(node, parent)
+        return node
+
+    def _hang(self, node: int, parent: ChunkId) -> None:
+        self._above[node] = parent
+        self._children[parent] = (self._children.get(parent) or 0) + 1
+        above = self.node_of(parent)
+        if above != NO_NODE:
+            if self._last(above) != parent:
+                self._cut(above, self._index(above, parent) + 1)
+                return
+            self._set_leaf(above, False)
+
+    def _extend(self, node: int, chunks: tuple[ChunkId, ...]) -> None:
+        mine = self._chunks[node]
+        assert mine is not None
+        self._chunks[node] = mine[: self._size[node]] + chunks
+        self._size[node] += len(chunks)
+        self._where.assign(chunks, node)
+
+    def _cut_before(self, node: int, chunk: ChunkId) -> int:
+        """The node that begins with ``chunk``, which is in ``node``."""
+        chunks = self._chunks[node]
+        assert chunks is not None
+        return node if chunks[0] == chunk else self._cut(node, chunks.index(chunk))
+
+    def _cut_before_child(self, node: int, parent: ChunkId | None) -> None:
+        if parent is not None:
+            self._cut(node, self._index(node, parent) + 1)
+
+    def _cut(self, node: int, at: int) -> int:
+        """Cut a node before its chunk number ``at``. Returns the node of what follows."""
+        chunks = self._chunks[node]
+        assert chunks is not None
+        rest = chunks[at : self._size[node]]
+        copied = self._mark[node], self._owner[node], 0, self._uses[node]
+        tail = self._table.new(len(rest), *copied)
+        self._chunks.put(tail, rest)
+        self._chunks[node] = chunks[:at]
+        self._size[node] = at
+        self._above.put(tail, chunks[at - 1])
+        self._children[chunks[at - 1]] = (self._children.get(chunks[at - 1]) or 0) + 1
+        self._where.assign(rest, tail)
+        self._marked(self._mark[node], 1)
+        self._set_leaf(tail, rest[-1] not in self._children)
+        self._set_leaf(node, False)
+        return tail
+
+    def _set_leaf(self, node: int, leaf: bool) -> None:
+        if not leaf:
+            self._changed.discard(node)
+        elif not self._leaf[node]:
+            self._changed.add(node)
+        self._leaf[node] = int(leaf)
+
+    def _free(self, node: int) -> None:
+        above = self._above[node]
+        self._chunks[node] = self._above[node] = None
+        self._leaf[node] = 0
+        self._changed.discard(node)
+        self._marked(self._mark[node], -1)
+        self._table.free(node)
+        if above is None:
+            return
+        left = (self._children.get(above) or 0) - 1
+        if left > 0:
+            self._children[above] = left
+            return
+        del self._children[above]
+        parent = self.node_of(above)
+        if parent != NO_NODE:
+            self._set_leaf(parent, True)
