@@ -17,7 +17,7 @@ from kvtiers.tiers.units import read_size
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
-_CAPACITIES = ("1%", "2%", "5%", "10%")
+_CAPACITIES = ("0.01", "0.02", "0.05", "0.1")
 _STDOUT = "-"
 # Of a table in a file or a pipe.
 _WIDTH = 500
@@ -33,7 +33,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "(../shared/traces by default)",
     )
     what = parser.add_argument_group("what to simulate")
-    what.add_argument(
+    _add_caches(what)
+    _add_reading(what)
+    _add_results(parser.add_argument_group("results"))
+
+
+def _add_caches(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
         "--policies",
         "--policy",
         metavar="NAME,NAME",
@@ -41,56 +47,59 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="such as lru,arc,min, where min is the optimum; options of one as in "
         "'patient:half_life=300'; all that are installed by default",
     )
-    what.add_argument(
+    group.add_argument(
         "--capacity",
         "--capacities",
         metavar="SIZE",
         action="append",
         help="of the tier: chunks (5000), bytes (2GiB), or a share of the trace's distinct chunks "
-        f"(0.02 or 2%%); repeat it for several; {', '.join(_CAPACITIES)} by default".replace(
-            "%,", "%%,"
-        ).replace("% by", "%% by"),
+        f"(0.02 or 2%%); repeat it for several; {', '.join(_CAPACITIES)} by default",
     )
-    what.add_argument(
-        "--chunk-tokens",
-        "--chunk-size",
-        metavar="N",
-        type=int,
-        help="tokens of a chunk, a multiple of the trace's block",
-    )
-    what.add_argument(
-        "--chunk-bytes", metavar="SIZE", help="bytes of a chunk, for figures in bytes"
-    )
-    what.add_argument(
-        "--concat", action="store_true", help="the files are parts of one trace, in this order"
-    )
-    what.add_argument(
-        "--score-from",
-        metavar="ROW",
-        default="0",
-        help="a row number or a share of the rows: what comes before warms up, what comes after "
-        "counts",
-    )
-    what.add_argument(
+    group.add_argument(
         "--footprint",
         metavar="CHUNKS",
         type=int,
         help="what shares of capacity are taken of, if not the trace's own distinct chunks: those "
         "of the whole that it is a part of",
     )
-    what.add_argument(
+    group.add_argument(
         "--tiers",
         metavar="FILE",
         help="replay through the live hierarchy over the tiers of this YAML file, on a virtual "
         "clock; --capacity is that of its cpu tier then",
     )
-    how = parser.add_argument_group("results")
-    how.add_argument(
+
+
+def _add_reading(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
+        "--chunk-tokens",
+        "--chunk-size",
+        metavar="N",
+        type=int,
+        help="tokens of a chunk, a multiple of the trace's block",
+    )
+    group.add_argument(
+        "--chunk-bytes", metavar="SIZE", help="bytes of a chunk, for figures in bytes"
+    )
+    group.add_argument(
+        "--concat", action="store_true", help="the files are parts of one trace, in this order"
+    )
+    group.add_argument(
+        "--score-from",
+        metavar="ROW",
+        default="0",
+        help="a row number or a share of the rows: what comes before warms up, what comes after "
+        "counts",
+    )
+
+
+def _add_results(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
         "--json", metavar="FILE", nargs="?", const=_STDOUT, help="write JSON; - is the output"
     )
-    how.add_argument("--parquet", metavar="FILE", help="write Parquet")
-    how.add_argument("--plot", metavar="FILE", help="draw curves: a .png, .svg or .pdf")
-    how.add_argument(
+    group.add_argument("--parquet", metavar="FILE", help="write Parquet")
+    group.add_argument("--plot", metavar="FILE", help="draw curves: a .png, .svg or .pdf")
+    group.add_argument(
         "--jobs", "-j", metavar="N", type=int, help="processes at a time; one a core by default"
     )
 
