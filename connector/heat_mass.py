@@ -64,7 +64,8 @@ def _summed(
     queries, heads, group, size = part.shape
     tokens = keys.shape[2]
     flat = part.permute(1, 2, 0, 3).reshape(heads, group * queries, size)
-    logits = torch.bmm(flat.float(), keys.float()).mul_(scale)
+    # Scaled before the product: there are fewer queries than logits.
+    logits = torch.bmm(flat.float() * scale, keys.float())
     if softcap:
         logits = softcap * torch.tanh(logits / softcap)
     hidden = _hidden(queries, first, tokens, logits.device)
