@@ -47,8 +47,8 @@ class Placement:
 
     Attributes:
         admission: ``all`` as the policy says, which by default is everything; ``reused``
-            chunks that were asked for twice; ``worth`` those too, as far as it is expected
-            to pay, and others as they are evicted, if it is.
+            chunks that were asked for twice; ``worth`` what is expected to pay, asked anew
+            at each use of a chunk and when it is evicted.
         write: ``through`` as soon as they are admitted; ``on_eviction`` not before the
             first tier evicts them.
 
@@ -85,8 +85,6 @@ class PlacementPolicy(PolicyAround):
         self._lower = {tier.name: _Boundary(tier) for tier in self.tiers[1:]}
         self._history: UseHistory | None = None
         self._chunk_bytes = 1
-        # Whether what is offered to a lower tier next is on its way out of the first.
-        self._evicting = False
 
     # What happens -----------------------------------------------------------
 
@@ -122,14 +120,12 @@ class PlacementPolicy(PolicyAround):
 
     def place(self, run: Run) -> Sequence[str]:
         """Where the inner policy says, if anything of the run may be written at once."""
-        self._evicting = False
         if self.placement.write == "on_eviction":
             return []
         return self.inner.place(run)
 
     def place_again(self, run: Run) -> Sequence[str]:
         """What has just proved its use goes where the inner policy places new chunks."""
-        self._evicting = False
         if self.placement.write == "on_eviction" or self.placement.admission == "all":
             return self.inner.place_again(run)
         return self.inner.place(run)
@@ -141,7 +137,6 @@ class PlacementPolicy(PolicyAround):
 
     def demote(self, chunk: ChunkId, from_tier: str) -> str | None:
         """The tier below where the chunk is worth most, if it is admitted to any."""
-        self._evicting = True
         below = self._below[from_tier]
         if self.placement.admission == "all":
             return self.inner.demote(chunk, from_tier) or next(iter(below), None)
@@ -160,11 +155,7 @@ class PlacementPolicy(PolicyAround):
         if self.placement.admission == "all":
             return len(run)
         if self.placement.admission == "worth":
-            proved = len(run) if self._evicting else self._proved(run)
-            return _leading(worth > 0 for worth in self._worths(run.head(proved), tier))
-        return self._proved(run)
-
-    def _proved(self, run: Run) -> int:
+            return _leading(worth > 0 for worth in self._worths(run, tier))
         past = self._uses(run).past
         return _leading(
             known is not None and known.uses >= _REUSED for known in map(past, run.chunks)

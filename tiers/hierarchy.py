@@ -200,8 +200,8 @@ class Hierarchy:
                 t.capacity,
                 t.tier.shared,
                 t.tier.persistent,
-                t.reads.seconds,
-                t.writes.seconds,
+                t.read_seconds,
+                t.write_seconds,
                 portion_bytes(t.tier.config.tenant_quota, t.capacity),
             )
             for t in self._lower

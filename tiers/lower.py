@@ -203,10 +203,29 @@ class LowerTier:
 
     def batches(self, items: Sequence[T]) -> Iterator[Sequence[T]]:
         """Chunks in portions for one op each, so that the tier's threads share them."""
-        most = max(1, _OP_BYTES // self.chunk_bytes)
-        even = -(-len(items) // max(1, self.tier.config.threads))
-        size = max(1, min(most, even))
+        size = self._portion(len(items))
         return (items[start : start + size] for start in range(0, len(items), size))
+
+    def _portion(self, chunks: int) -> int:
+        most = max(1, _OP_BYTES // self.chunk_bytes)
+        even = -(-chunks // max(1, self.tier.config.threads))
+        return max(1, min(most, even))
+
+    def read_seconds(self, nbytes: int) -> float:
+        """Estimate for reading that much, if nobody else does; 0 before it was measured."""
+        return self._side_by_side(self.reads, nbytes)
+
+    def write_seconds(self, nbytes: int) -> float:
+        """The same for writing."""
+        return self._side_by_side(self.writes, nbytes)
+
+    def _side_by_side(self, speed: Speed, nbytes: int) -> float:
+        """In ops on all threads, as ``batches`` cuts it."""
+        payload = self.tier.payload_bytes
+        chunks = max(1.0, nbytes / payload)
+        portion = self._portion(math.ceil(chunks))
+        seconds = speed.seconds(portion * payload)
+        return max(seconds, seconds * chunks / portion / max(1, self.tier.config.threads))
 
     def overdue(self, now: float) -> list[Op]:
         """Lookups and loads whose deadline has passed and that were not given up yet."""
