@@ -21,10 +21,11 @@ class Cache(Protocol):
 
 
 class ChunkTier:
-    """A tier of ``capacity`` chunks."""
+    """A tier of ``capacity`` chunks, which makes room for so many ``at_once``, then asks again."""
 
-    def __init__(self, policy_class: type[Policy], capacity: int) -> None:
+    def __init__(self, policy_class: type[Policy], capacity: int, at_once: int = 1 << 30) -> None:
         self.capacity = capacity
+        self.at_once = at_once
         self.policy = policy_class([TierInfo("cpu", capacity)])
         self.held: set[int] = set()
 
@@ -49,9 +50,8 @@ class ChunkTier:
         """As many as are admitted, after room was made for them."""
         run = Run(chunks)
         run = run.head(self.policy.admit(run, "cpu"))
-        surplus = len(self.held) + len(run) - self.capacity
-        if surplus > 0:
-            out = list(islice(self.policy.victims("cpu", surplus), surplus))
+        while (surplus := len(self.held) + len(run) - self.capacity) > 0:
+            out = list(islice(self.policy.victims("cpu", surplus), min(surplus, self.at_once)))
             self.policy.on_remove(out, "cpu")
             self.held.difference_update(out)
         if len(run):

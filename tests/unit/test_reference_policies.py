@@ -132,16 +132,18 @@ def wide_window(monkeypatch: pytest.MonkeyPatch) -> None:
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=100)
 @given(
     capacity=st.integers(1, 16),
+    at_once=st.integers(1, 5),
     prompts=st.lists(
         st.lists(st.integers(0, 24), min_size=1, max_size=5, unique=True), max_size=60
     ),
 )
 @pytest.mark.usefixtures("wide_window")
 def test_a_run_at_a_time_decides_as_a_chunk_at_a_time(
-    reference: Reference, capacity: int, prompts: list[list[int]]
+    reference: Reference, capacity: int, at_once: int, prompts: list[list[int]]
 ) -> None:
-    """Room for a run is made at once; what is held and the order of victims come out equal."""
-    by_run, by_chunk = ChunkTier(reference.ours, capacity), ChunkTier(reference.ours, capacity)
+    """Room is made for a whole run, at once or in parts; what is held comes out equal, in order."""
+    by_run = ChunkTier(reference.ours, capacity, at_once)
+    by_chunk = ChunkTier(reference.ours, capacity)
     for prompt in prompts:
         fitting = prompt[:capacity]
         held = [chunk for chunk in fitting if chunk in by_run.held]
