@@ -10,6 +10,7 @@ from pathlib import Path
 
 _SHM = Path("/dev/shm")
 _ARENA = "memfd:kvtiers-arena"
+_PASSING_SECONDS = 3.0
 
 
 def of_session(session: int) -> dict[int, str]:
@@ -52,9 +53,18 @@ def abandoned_since(before: set[str]) -> set[str]:
 
     A kind is the name without what is random in it: ``psm_1f3a`` is ``psm_``.
     """
-    used = {name for pid in _pids() for name in _shared_memory_of(pid)}
-    new = shared_memory() - before - used
+    deadline = time.monotonic() + _PASSING_SECONDS
+    new = _unused() - before
+    # Others on this machine make some for a moment, or have not mapped theirs yet.
+    while new and time.monotonic() < deadline:
+        time.sleep(0.2)
+        new &= _unused()
     return {re.match(r"[a-z]+[._-]?", name, re.IGNORECASE)[0] for name in new}  # type: ignore[index]
+
+
+def _unused() -> set[str]:
+    there = shared_memory()
+    return there - {name for pid in _pids() for name in _shared_memory_of(pid)}
 
 
 def _pids() -> list[int]:
