@@ -49,7 +49,6 @@ class HeatModel:
             self._model: Any = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
         except (OSError, ValueError) as error:
             raise ModelError(f"{path} holds no model that can be loaded: {error}") from error
-        self._model.eval()
 
     def tokens(self, text: str) -> list[int]:
         """The token ids of a text."""

@@ -336,13 +336,14 @@ def test_a_timeout_without_a_remote_backend_is_told():
 
 
 @pytest.mark.parametrize(
-    ("name", "type_"), [("LRU", "lru"), ("lru", "lru"), ("ARC", "arc"), ("arc", "arc")]
+    ("name", "type_"),
+    [("LRU", "lru"), ("lru", "lru"), ("ARC", "arc"), ("FIFO", "fifo"), ("LFU", "lfu")],
 )
 def test_a_policy_is_the_one_of_that_name(name, type_):
     assert load({"cache_policy": name}, {}).config.policy.type == type_
 
 
-@pytest.mark.parametrize("name", ["LFU", "FIFO", "mru"])
+@pytest.mark.parametrize("name", ["MRU", "mru"])
 def test_a_policy_that_is_not_here_is_told_and_the_default_decides(name):
     loaded = load({"cache_policy": name}, {})
     assert loaded.config.policy.type == "lru"
@@ -509,7 +510,7 @@ def test_a_word_that_is_not_set_in_lmcache_is_not_set_here():
 
 
 def test_lmcaches_own_file_and_variables_count_where_kvtiers_own_say_nothing(lmcache_file):
-    file = lmcache_file("max_local_cpu_size: 5\nchunk_size: 128\ncache_policy: LFU\n")
+    file = lmcache_file("max_local_cpu_size: 5\nchunk_size: 128\ncache_policy: MRU\n")
     environ = {
         "LMCACHE_CONFIG_FILE": file,
         "LMCACHE_CHUNK_SIZE": " '256' ",
