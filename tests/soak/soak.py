@@ -238,7 +238,8 @@ def soak(folder: Path, minutes: float, seed: int, progress: Progress) -> Report:
         running.run(60 * minutes)
         took = (time.monotonic() - begun) / 60
         progress.enters("stopping the servers")
-    return running.report(took, abandoned(before))
+    killed = running.record.counts["replica_killed"] > 0
+    return running.report(took, abandoned(before, killed))
 
 
 def _questions(model: Path, folder: Path, seed: int) -> list[Question]:
