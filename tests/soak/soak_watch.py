@@ -23,7 +23,7 @@ COUNTS = (
 )
 TIERS = ("gpu", "cpu", "redis", "fs")
 _IDLE_SECONDS = 60.0
-# What a process may grow by over its second look: pools fill up, allocators keep what they had.
+# What a process may grow by in half of its life: pools fill up, allocators keep what they had.
 _MORE_MEMORY = 96 << 20
 _MORE_FILES = 24
 _MORE_THREADS = 12
@@ -113,8 +113,8 @@ class Watch:
         )
         looks = self.looks.setdefault("/".join(map(str, life)), [])
         looks.append(Footprint.of(replica))
-        # The first may be from before it had anything to do.
-        yield from looks[-1].beyond(looks[:2][-1])
+        # With the middle of its life: for minutes its allocators keep more and more.
+        yield from looks[-1].beyond(looks[len(looks) // 2])
 
     def _of_folder(self) -> Iterator[str]:
         disk = self._scene.disk
