@@ -47,7 +47,9 @@ soak: $(INSTALLED)
 	$(BIN)/python tests/soak/soak.py --minutes $(SOAK_MINUTES) $(ARGS)
 
 bench: $(INSTALLED)
-	$(BIN)/python -m benchmarks.ttft --json benchmarks/results/ttft.json $(ARGS)
+	$(BIN)/python -m benchmarks.ttft --scenarios single load --json benchmarks/results/ttft.json $(ARGS)
+	$(BIN)/python -m benchmarks.ttft --systems kvtiers --scenarios load load-redis \
+		--json benchmarks/results/pressure.json $(ARGS)
 	$(BIN)/kvtiers demo --redis --json benchmarks/results/demo.json
 	$(BIN)/python -m benchmarks.report
 

@@ -3,8 +3,9 @@
     python -m benchmarks.report
 
 Reads from ``results/`` what ``--json`` of ``benchmarks.ttft``, ``benchmarks.overhead``,
-``benchmarks.verification`` and ``kvtiers demo`` wrote: ``ttft.json``, ``overhead.json``,
-``verification.json`` and ``demo.json``. What was not measured is left out.
+``benchmarks.verification`` and ``kvtiers demo`` wrote: ``ttft.json``, ``pressure.json`` (``ttft``
+of kvtiers alone, with its scenarios under load), ``overhead.json``, ``verification.json`` and
+``demo.json``. What was not measured is left out.
 """
 
 from __future__ import annotations
@@ -96,12 +97,22 @@ def _comparison(record: Record) -> Iterator[str]:
         )
         heads = ("source", "system", "median", "P99", "loaded")
         yield _table(heads, together)
-    yield from (
-        f"A small arena, {_SYSTEMS[found.system]} from {_STORES[found.tier]}: P99 with a quarter "
-        f"of the room is {_ratio(found.ratio)} times that with room for all, and "
-        f"{_spread(found.loaded, '{:.0f}')} of {found.prompts} requests computed none of their "
-        "chunks."
-        for found in pressures(record.samples)
+
+
+def _pressure(record: Record) -> Iterator[str]:
+    found = list(pressures(record.samples))
+    if not found:
+        return
+    told = [
+        f"from {_STORES[one.tier]} {_ratio(one.ratio)} times, "
+        f"{_spread(one.loaded, '{:.0f}')} of {one.prompts} requests loaded whole"
+        for one in found
+    ]
+    yield (
+        f"**A small arena.** Requests in flight: {_prompts(record, 'load')}, half of them on two "
+        "shared heads, all chunks in a lower tier. P99 time to the first token with an arena for "
+        f"a quarter of the chunks, over that with one for all: {'; '.join(told)}. "
+        f"{_made(record.setup)}"
     )
 
 
@@ -146,7 +157,7 @@ def _overhead(record: PairedRecord) -> Iterator[str]:
         "**Where kvtiers can't help.** With it over without it, the same server and the same "
         f"loads of {requests} requests in flight, in turns: geometric means of {len(loads)} pairs, "
         "with 95 % confidence intervals (bootstrap). P99 is the slowest request of a load. At most "
-        f"{overhead.BOUND:.0%} may be lost. {_made(record)}"
+        f"{overhead.BOUND:.0%} may be lost. {_made(record.setup)}"
     )
     lines = [
         (
@@ -169,12 +180,11 @@ def _verification(record: PairedRecord) -> Iterator[str]:
         f"**Verification.** The time to the first token of a filesystem hit of {tokens:,} tokens, "
         "over that of the same server with its checks of namespace, key, length and checksum taken "
         f"out: {verification.figure(record)}, geometric mean of {len(record.of(OURS))} pairs with "
-        f"its 95 % confidence interval (bootstrap). {_made(record)}"
+        f"its 95 % confidence interval (bootstrap). {_made(record.setup)}"
     )
 
 
-def _made(record: PairedRecord) -> str:
-    setup = record.setup
+def _made(setup: Setup) -> str:
     return f"Measured on {setup.date}, vLLM {setup.vllm}, {setup.cores} cores, {setup.dtype}."
 
 
@@ -235,6 +245,7 @@ def _table(heads: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
 
 _TOLD: dict[str, Callable[[Path], Iterator[str]]] = {
     "ttft.json": lambda file: _comparison(Record.load(file)),
+    "pressure.json": lambda file: _pressure(Record.load(file)),
     "overhead.json": lambda file: _overhead(PairedRecord.load(file)),
     "verification.json": lambda file: _verification(PairedRecord.load(file)),
     "demo.json": lambda file: _demo(json.loads(file.read_text())),

@@ -218,10 +218,8 @@ def test_a_small_arena_is_compared_turn_by_turn_with_one_that_holds_all(tmp_path
     (found,) = pressures(samples)
     assert (found.tier, found.system, found.prompts) == ("redis", OURS, 2)
     assert (found.ratio.low, found.ratio.high) == (1.5, 2.5)
-    Record(SETUP, samples).save(tmp_path / "ttft.json")
-    assert "kvtiers from Redis: P99 with a quarter of the room is 2.00 (1.50 to 2.50)" in (
-        report.section(tmp_path)
-    )
+    Record(SETUP, samples).save(tmp_path / "pressure.json")
+    assert "from Redis 2.00 (1.50 to 2.50) times, 2 of 2 requests" in report.section(tmp_path)
 
 
 def test_the_directorys_benchmark_sees_each_phase_and_what_a_chunk_takes(tmp_path):
