@@ -81,7 +81,6 @@ class TieredKVConnector(OffloadingConnector):  # type: ignore[misc]  # vLLM is u
         self._loaded = loaded
         self._block_pool: Any = None
         self._favour: GpuFavour | None = None
-        self._favour_share = loaded.config.gpu_favour
         if role is KVConnectorRole.SCHEDULER and loaded.config.max_tokens is not None:
             self._keep_window_before(loaded.config.max_tokens)
         # Worker side: which request a load job belongs to, and what failed.
@@ -150,13 +149,14 @@ class TieredKVConnector(OffloadingConnector):  # type: ignore[misc]  # vLLM is u
         self._groups = Groups.of(config)
         blocks = self._block_pool.num_gpu_blocks
         self._chunk_blocks = ChunkBlocks(blocks // self._groups.blocks_per_chunk)
-        self._favour = GpuFavour(
+        favour = GpuFavour(
             self._block_pool,
-            self._favour_share,
+            self._loaded.config.gpu_favour,
             self._to_favour,
             self._groups.windowed,
             min(group.tokens_per_block for group in config.kv_group_configs),
         )
+        self._favour = favour if favour.blocks else None
 
     def _to_favour(self) -> Iterator[Prefix]:
         """What the GPU shall evict last: of requests in the queue, then as the policy says."""
@@ -243,7 +243,7 @@ class TieredKVConnector(OffloadingConnector):  # type: ignore[misc]  # vLLM is u
 
     def _learn_blocks(self, request: Any, known: RequestKeys) -> None:
         """Which blocks the request's chunks are made of, if the policy may favour some."""
-        if self._favour is not None and self._favour.blocks and self._manager.favours:
+        if self._favour is not None and self._manager.favours:
             for group, keys in known.keys.items():
                 hashes = self._groups.of_request(request, group)
                 inner = [known.inner(key) for key in keys]
@@ -310,17 +310,16 @@ class TieredKVConnector(OffloadingConnector):  # type: ignore[misc]  # vLLM is u
         must be flushed for the preemption, and ends the engine over it.
         """
         tokens = scheduler_output.total_num_scheduled_tokens
-        if self._favour is not None and self._favour.blocks:
+        if self._favour is not None:
             self._favour.step(tokens)
         self._manager.step_scheduled(tokens, compat.step_spans(scheduler_output))
         self._offer_again()
         preempted = scheduler_output.preempted_req_ids or ()
         reloading = {job.req_id for job in self.scheduler._current_batch_load_jobs.values()}  # noqa: SLF001 - in the contract
-        if reloading.isdisjoint(preempted):
-            return self._with_heat(super().build_connector_meta(scheduler_output), scheduler_output)
-        rest = set(preempted) - reloading
-        changed = dataclasses.replace(scheduler_output, preempted_req_ids=rest)
-        return self._with_heat(super().build_connector_meta(changed), scheduler_output)
+        told = scheduler_output
+        if not reloading.isdisjoint(preempted):
+            told = dataclasses.replace(told, preempted_req_ids=set(preempted) - reloading)
+        return self._with_heat(super().build_connector_meta(told), scheduler_output)
 
     def _with_heat(self, metadata: Any, scheduler_output: Any) -> KVConnectorMetadata:
         """The copies of a step, and what to measure in it."""
