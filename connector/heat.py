@@ -94,6 +94,6 @@ class HeatJob:
 
 
 def layers_at(turn: int, wanted: int, count: int) -> range:
-    """Indices of ``wanted`` of ``count`` layers, spread evenly; all have been once in a round."""
-    step = max(1, count // wanted)
+    """Indices of at most ``wanted`` of ``count`` layers, spread evenly; a round has all once."""
+    step = max(1, -(-count // wanted))
     return range(turn % step, count, step)
