@@ -71,9 +71,7 @@ class _ArcTier(ChunkwiseTier):
 
     def insert_oldest(self, run: Run) -> None:
         self._learn_limit(run)
-        for chunk in run.chunks:
-            if self._rings.where(chunk) not in (T1, T2):
-                self._rings.prepend(chunk, T1)
+        self._rings.prepend_all(self._rings.absent(run.chunks[::-1], B1), T1)
 
     def remove(self, chunks: Sequence[ChunkId]) -> None:
         known = list(zip(chunks, self._rings.where_all(chunks), strict=True))

@@ -22,12 +22,10 @@ class _FifoTier(ChunkwiseTier):
         """A use changes nothing."""
 
     def insert(self, run: Run) -> None:
-        self._rings.append_all(self._rings.absent(run.chunks[::-1], 1), 0)
+        self._rings.append_all(self._rings.absent(run.chunks[::-1]), 0)
 
     def insert_oldest(self, run: Run) -> None:
-        for chunk in run.chunks:
-            if self._rings.where(chunk) is None:
-                self._rings.prepend(chunk, 0)
+        self._rings.prepend_all(self._rings.absent(run.chunks[::-1]), 0)
 
     def remove(self, chunks: Sequence[ChunkId]) -> None:
         self._rings.discard_all(chunks)

@@ -38,14 +38,10 @@ class _LfuTier(ChunkwiseTier):
                 self._drop_if_empty(ring)
 
     def insert(self, run: Run) -> None:
-        where = self._rings.where_all(run.chunks[::-1])
-        new = [c for c, ring in zip(run.chunks[::-1], where, strict=True) if ring is None]
-        self._rings.append_all(new, _ONCE)
+        self._rings.append_all(self._rings.absent(run.chunks[::-1]), _ONCE)
 
     def insert_oldest(self, run: Run) -> None:
-        for chunk in run.chunks:
-            if self._rings.where(chunk) is None:
-                self._rings.prepend(chunk, _ONCE)
+        self._rings.prepend_all(self._rings.absent(run.chunks[::-1]), _ONCE)
 
     def remove(self, chunks: Sequence[ChunkId]) -> None:
         rings = {ring for ring in self._rings.where_all(chunks) if ring is not None}

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
+from math import inf
 
 from kvtiers.policies.base import ChunkId
 from kvtiers.policies.columns import Objects, Table
@@ -53,8 +54,8 @@ class Rings:
         node = self._nodes.get(chunk)
         return None if node is None else self._ring[node]
 
-    def absent(self, chunks: Sequence[ChunkId], below: int) -> list[ChunkId]:
-        """Those of ``chunks`` that are in no list numbered below ``below``."""
+    def absent(self, chunks: Sequence[ChunkId], below: float = inf) -> list[ChunkId]:
+        """Those of ``chunks`` that are in no list, or in none numbered below ``below``."""
         ring, nodes = self._ring, self._nodes.get_all(chunks)
         return [c for c, n in zip(chunks, nodes, strict=True) if n is None or ring[n] >= below]
 
@@ -117,11 +118,10 @@ class Rings:
         assert node is not None
         self._mark[node] = mark
 
-    def prepend(self, chunk: ChunkId, ring: int) -> None:
-        """Put ``chunk``, wherever it is, at the oldest end of a list."""
-        if self._nodes.get(chunk) is not None:
-            self.discard(chunk)
-        self._add((chunk,), ring, ring)
+    def prepend_all(self, chunks: Sequence[ChunkId], ring: int) -> None:
+        """Put ``chunks``, wherever they are, at the oldest end of a list, in this order."""
+        self.discard_all(chunks)
+        self._add(chunks, ring, ring)
 
     def pass_marked(self, ring: int, to: int, after: Sequence[int]) -> None:
         """Move on what has earned it, from the oldest end of a list, until one has not.
@@ -237,22 +237,22 @@ class Rings:
     def _move(self, first: int, last: int, ring: int) -> None:
         """A stretch of a list goes to the newest end of a list."""
         if self._ring[first] != ring:
-            self._unlink(first, last)
             self._adopt(first, last, ring)
-        else:
-            self._cut(first, last)
+        self._cut(first, last)
         newest = self._older[ring]
         self._newer[newest], self._older[first] = first, newest
         self._newer[last], self._older[ring] = ring, last
 
     def _adopt(self, first: int, last: int, ring: int) -> None:
-        newer, ring_of, count = self._newer, self._ring, 1
-        node = first
+        """A stretch of another list is counted with this one from now on."""
+        newer, ring_of, left = self._newer, self._ring, self._ring[first]
+        node, count = first, 1
         while node != last:
             ring_of[node] = ring
             node = newer[node]
             count += 1
         ring_of[last] = ring
+        self._count(left, -count)
         self._count(ring, count)
 
     def _unlink(self, first: int, last: int) -> None:

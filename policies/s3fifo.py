@@ -74,10 +74,9 @@ class _S3FifoTier(ChunkwiseTier):
 
     def insert_oldest(self, run: Run) -> None:
         self._learn_limit(run)
-        for chunk in run.chunks:
-            if self._rings.where(chunk) not in (SMALL, MAIN):
-                full = self._rings.sizes[SMALL] >= self._small_limit
-                self._rings.prepend(chunk, MAIN if full else SMALL)
+        for chunk in self._rings.absent(run.chunks, GHOST):
+            full = self._rings.sizes[SMALL] >= self._small_limit
+            self._rings.prepend_all((chunk,), MAIN if full else SMALL)
 
     def remove(self, chunks: Sequence[ChunkId]) -> None:
         rings = self._rings

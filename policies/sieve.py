@@ -33,18 +33,16 @@ class _SieveTier(ChunkwiseTier):
         self._rings.mark_all(chunks, 1)
 
     def announce(self, run: Run) -> int:
-        self._coming = len(self._rings.absent(run.chunks, 2))
+        self._coming = len(self._rings.absent(run.chunks))
         return super().announce(run)
 
     def insert(self, run: Run) -> None:
         self._coming = 0
-        self._rings.append_all(self._rings.absent(run.chunks[::-1], 2), self._ahead)
+        self._rings.append_all(self._rings.absent(run.chunks[::-1]), self._ahead)
 
     def insert_oldest(self, run: Run) -> None:
-        for chunk in run.chunks:
-            if self._rings.where(chunk) is None:
-                oldest = self._ahead if self._rings.is_empty(self._passed) else self._passed
-                self._rings.prepend(chunk, oldest)
+        oldest = self._ahead if self._rings.is_empty(self._passed) else self._passed
+        self._rings.prepend_all(self._rings.absent(run.chunks[::-1]), oldest)
 
     def remove(self, chunks: Sequence[ChunkId]) -> None:
         """Forget the chunks, and let the hand pass what it passed on its way to them.

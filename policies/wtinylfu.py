@@ -63,7 +63,7 @@ class _WTinyLfuTier(ChunkwiseTier):
     def announce(self, run: Run) -> int:
         self._learn_limit(run)
         self._owed = 0
-        self._coming = self._rings.absent(run.chunks[::-1], len(self._rings.sizes))
+        self._coming = self._rings.absent(run.chunks[::-1])
         if self._sketch is None or len(self._coming) <= self._window_limit:
             return len(run)
         lost = set(self._coming).intersection(self._losers(self._sketch, compete=True))
@@ -77,7 +77,7 @@ class _WTinyLfuTier(ChunkwiseTier):
 
     def insert(self, run: Run) -> None:
         self._learn_limit(run)
-        new = self._rings.absent(run.chunks[::-1], len(self._rings.sizes))
+        new = self._rings.absent(run.chunks[::-1])
         self._rings.append_all(new, WINDOW)
         if self._sketch is not None:
             self._sketch.add_all(new)
@@ -88,9 +88,7 @@ class _WTinyLfuTier(ChunkwiseTier):
 
     def insert_oldest(self, run: Run) -> None:
         self._learn_limit(run)
-        for chunk in run.chunks:
-            if self._rings.where(chunk) is None:
-                self._rings.prepend(chunk, WINDOW)
+        self._rings.prepend_all(self._rings.absent(run.chunks[::-1]), WINDOW)
 
     def remove(self, chunks: Sequence[ChunkId]) -> None:
         sketch, rings = self._sketch, self._rings

@@ -188,9 +188,9 @@ def test_the_use_that_a_copy_was_made_for_is_no_second_one(reference: Reference)
 def test_what_a_scan_finds_is_older_than_all_that_is_there(reference: Reference) -> None:
     policy = reference.ours([TierInfo("fs", 40)])
     policy.on_insert(Run("a"), "fs")
-    policy.on_found(Run("x"), "fs", age=1.0)
+    policy.on_found(Run("axy"), "fs", age=1.0)
     policy.on_found(Run("z"), "fs", age=2.0)
-    assert order(policy, "fs") == "zxa"
+    assert order(policy, "fs") == "zyxa"
 
 
 @each_reference

@@ -6,7 +6,7 @@ from kvtiers.policies.rings import Rings
 
 steps = st.lists(
     st.tuples(
-        st.sampled_from(["append", "prepend", "discard", "drop_oldest"]),
+        st.sampled_from(["append", "discard", "drop_oldest"]),
         st.integers(0, 9),
         st.integers(0, 2),
     ),
@@ -27,12 +27,9 @@ def test_rings_are_lists_that_share_their_chunks(steps: list[tuple[str, int, int
                     each.remove(chunk)
             if what == "discard":
                 rings.discard(chunk)
-            elif what == "append":
+            else:
                 rings.append(chunk, ring)
                 lists[ring].append(chunk)
-            else:
-                rings.prepend(chunk, ring)
-                lists[ring].insert(0, chunk)
         assert [list(rings.oldest(i)) for i in range(3)] == lists
         assert rings.sizes == [len(each) for each in lists]
         where = {c: i for i, each in enumerate(lists) for c in each}
@@ -41,7 +38,9 @@ def test_rings_are_lists_that_share_their_chunks(steps: list[tuple[str, int, int
 
 many = st.lists(
     st.tuples(
-        st.sampled_from(["append_all", "use_all", "discard_all", "move_oldest", "pass_marked"]),
+        st.sampled_from(
+            ["append_all", "prepend_all", "use_all", "discard_all", "move_oldest", "pass_marked"]
+        ),
         st.lists(st.integers(0, 9), unique=True, max_size=6),
         st.integers(0, 2),
         st.integers(0, 2),
@@ -57,6 +56,11 @@ def test_what_takes_many_chunks_does_to_each_what_it_would_do_to_one(steps) -> N
         if what == "append_all":
             rings.append_all(chunks, ring)
             move(lists, marks, chunks, ring)
+        elif what == "prepend_all":
+            rings.prepend_all(chunks, ring)
+            move(lists, marks, chunks, None)
+            lists[ring][:0] = chunks
+            marks |= dict.fromkeys(chunks, 0)
         elif what == "use_all":
             rings.mark_all(chunks, 2)
             marks |= {chunk: min(2, marks[chunk] + 1) for chunk in chunks if chunk in marks}
@@ -80,6 +84,7 @@ def test_what_takes_many_chunks_does_to_each_what_it_would_do_to_one(steps) -> N
         assert rings.where_all(range(10)) == [rings.where(c) for c in range(10)]
         below = {c for each in lists[:other] for c in each}
         assert rings.absent(range(10), other) == [c for c in range(10) if c not in below]
+        assert rings.absent(range(10)) == [c for c in range(10) if rings.where(c) is None]
 
 
 def move(lists: list[list[int]], marks: dict[int, int], chunks: list[int], to: int | None) -> None:
