@@ -50,14 +50,10 @@ class _LruTwoTier(ChunkwiseTier):
             self._paste(first, end, self._older[0][0])
 
     def insert(self, run: Run) -> None:
-        chunks, rows = run.chunks[::-1], self._rows.get_all(run.chunks[::-1])
-        new = [chunk for chunk, row in zip(chunks, rows, strict=True) if row is None]
-        self._add(new, self._older[0][0], self._older[1][0])
+        self._add(run, self._older[0][0], self._older[1][0])
 
     def insert_oldest(self, run: Run) -> None:
-        for chunk in run.chunks:
-            if chunk not in self._rows:
-                self._add((chunk,), _USES, _ONCE)
+        self._add(run, _USES, _ONCE)
 
     def remove(self, chunks: Sequence[ChunkId]) -> None:
         rows = [row for row in self._rows.pop_all(chunks, _NOWHERE) if row != _NOWHERE]
@@ -80,8 +76,10 @@ class _LruTwoTier(ChunkwiseTier):
 
     # Parts ------------------------------------------------------------------
 
-    def _add(self, chunks: Sequence[ChunkId], uses: int, once: int) -> None:
-        """New chunks, behind these nodes of the two rings."""
+    def _add(self, run: Run, uses: int, once: int) -> None:
+        """What is new of a run, behind these nodes of the two rings."""
+        known = zip(run.chunks[::-1], self._rows.get_all(run.chunks[::-1]), strict=True)
+        chunks = [chunk for chunk, row in known if row is None]
         if not chunks:
             return
         rows = self._table.take(len(chunks))
