@@ -39,13 +39,20 @@ class _Bounded:
 
     redis-py's timeout is for each receipt: a server that sends a byte now and then is in
     time for each of them, and would keep the thread for ever.
+
+    Attributes:
+        since: when it was last connected, on ``time.monotonic``.
+
     """
+
+    since = 0.0
 
     def connect(self) -> None:
         """See redis-py. Raises its ConnectionError once ``socket_timeout`` has passed."""
         connection: Any = self
         if connection._sock:  # noqa: SLF001 - see ``Session``
             return
+        self.since = time.monotonic()
         timer = threading.Timer(connection.socket_timeout, _hang_up, (connection,))
         timer.daemon = True
         timer.start()
@@ -155,6 +162,7 @@ class Client:
         self.where = config.url
         self._config = config
         self._pool = self._new_pool()
+        self._hung_at = 0.0
 
     def _new_pool(self) -> Any:
         config, address = self._config, self._config.address
@@ -194,35 +202,47 @@ class Client:
             MisconfiguredError: it will not have us.
 
         """
-        pool = self._pool
-        until = time.monotonic() + self._config.deadline
+        begun = time.monotonic()
         try:
-            # Looks at the connection first: one that died meanwhile is made anew.
-            connection = pool.get_connection()
+            connection = self._connection()
         except (redis.RedisError, OSError) as error:
-            self._forget_if_hung(pool, error)
+            self._note_if_hung(begun, error)
             # Without the cause: its text may show what ``_translated`` cut out.
             raise self._translated(error) from None
-        session = Session(connection, until)
+        session = Session(connection, begun + self._config.deadline)
         try:
             yield session
         except (redis.RedisError, OSError) as error:
-            self._forget_if_hung(pool, error)
+            self._note_if_hung(begun, error)
             raise self._translated(error) from error
         finally:
             if not session.in_step:
                 connection.disconnect()
-            pool.release(connection)
+            self._pool.release(connection)
 
-    def _forget_if_hung(self, pool: Any, error: Exception) -> None:
-        """After one that hung, the other connections are no good either.
+    def _connection(self) -> Any:
+        """One that can be used, or so it seems. Raises what redis-py does.
 
-        They would take a deadline each to be found out, where a host vanished without
-        a word. Those in use end by themselves, and the old pool with them.
+        After a call that hung, those from before it are no good either. They would take a
+        deadline each to be found out, where a host vanished without a word.
         """
+        # Looks at the connection first: one that died meanwhile is made anew.
+        connection = self._pool.get_connection()
+        if connection.since < self._hung_at:
+            try:
+                connection.disconnect()
+                connection.connect()
+            except BaseException:
+                self._pool.release(connection)
+                raise
+        return connection
+
+    def _note_if_hung(self, begun: float, error: Exception) -> None:
+        """A call that began then ended with the error."""
         timed_out = isinstance(error, TimeoutError | redis.TimeoutError)
-        if timed_out and self._pool is pool:
-            self._pool = self._new_pool()
+        # One from before it was known says nothing of the connections made since.
+        if timed_out and begun >= self._hung_at:
+            self._hung_at = time.monotonic()
 
     def _translated(self, error: Exception) -> ConnectionError:
         text = f"the Redis server at {self.where}"
