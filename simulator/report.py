@@ -62,7 +62,8 @@ def _table(name: str, results: Sequence[Result]) -> Table:
         title=Text(f"{name}: {first.requests:,} requests, chunks of {first.chunk_tokens} tokens"),
         title_justify="left",
     )
-    tiers = list(first.tiers or ())
+    # The optimum has none.
+    tiers = next((list(result.tiers) for result in results if result.tiers), [])
     titles = [*_COMMON, *tiers, *(_STACK if tiers else _SINGLE)]
     for i, title in enumerate(titles):
         table.add_column(Text(title), justify="left" if i < 2 else "right", no_wrap=True)

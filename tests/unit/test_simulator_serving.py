@@ -179,9 +179,9 @@ def test_the_command_shows_each_tier(tmp_path: Path, capsys) -> None:
         "- {name: cpu, capacity: 50%}\n- {name: disk, capacity: 8, read: 5GB/s}\n",
     )
     out = tmp_path / "out.json"
-    words = ["simulate", str(trace), "--policies", "lru,min", "--tiers", str(stack)]
+    words = ["simulate", str(trace), "--policies", "min,lru", "--tiers", str(stack)]
     assert cli.main([*words, "--jobs", "1", "--json", str(out)]) == 0
-    lru_row, min_row = json.loads(out.read_text())
+    min_row, lru_row = json.loads(out.read_text())
     assert lru_row["tiers"]["disk"]["token_hit_ratio"] == 0.5
     assert lru_row["first_token_mean"] > 0
     assert lru_row["capacity_chunks"] == 2
