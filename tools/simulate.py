@@ -124,11 +124,11 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _capacities(given: Sequence[str] | None, stack: StackModel | None) -> list[choices.Capacity]:
     """All values of an option that was repeated, had commas, or both; or what stands for it."""
-    words = [word.strip() for text in given or () for word in text.split(",")]
     cpu = stack.named(CPU) if stack is not None else None
-    if cpu is not None and not any(words):
+    if given is None and cpu is not None:
         return [cpu.capacity]
-    return [choices.Capacity.parse(word) for word in filter(None, words or _CAPACITIES)]
+    words = _CAPACITIES if given is None else ",".join(given).split(",")
+    return [choices.Capacity.parse(word.strip()) for word in words]
 
 
 def _check_outputs(arguments: argparse.Namespace) -> None:
@@ -159,7 +159,12 @@ def _task(
     stack: StackModel | None,
     arguments: argparse.Namespace,
 ) -> grid.Task:
-    footprint = arguments.footprint or trace.footprint
+    if not trace.footprint:
+        raise SimulatorError(
+            f"no prompt of {trace.name} fills a chunk of {trace.chunk_tokens} tokens, so there is "
+            "nothing to hit. Make them smaller with --chunk-tokens, down to the trace's block."
+        )
+    footprint = trace.footprint if arguments.footprint is None else arguments.footprint
     if footprint < trace.footprint:
         raise SimulatorError(
             f"--footprint {footprint}: {trace.name} alone has {trace.footprint} distinct chunks."
