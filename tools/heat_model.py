@@ -34,6 +34,8 @@ class HeatModel:
     """
 
     def __init__(self, path: Path) -> None:
+        if not path.is_dir():  # transformers would look for the name on a model hub
+            raise ModelError(f"{path} holds no model that can be loaded: there is no such folder.")
         try:
             import torch
             from transformers import AutoModelForCausalLM, AutoTokenizer

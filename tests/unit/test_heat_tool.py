@@ -109,7 +109,8 @@ def test_the_plot_is_a_png(llama, prompt, tmp_path, capsys) -> None:
         (["--window", "0"], "w1 w2", "--window is 0: it must be 1 or more."),
         (["--chunk-tokens", "-1"], "w1 w2", "--chunk-tokens is -1: it must be 1 or more."),
         ([], "w1 w2", "The prompt has 2 tokens, which is one chunk of 64"),
-        (["--model", "nowhere"], "w1 w2", "nowhere holds no model that can be loaded"),
+        (["--model", "nowhere"], "w1 w2", "nowhere holds no model that can be loaded: there is no"),
+        (["--model", str(ROOT)], "w1 w2", f"{ROOT} holds no model that can be loaded"),
     ],
 )
 def test_what_cannot_be_shown_says_why(options, text, problem, llama, tmp_path, capsys) -> None:
