@@ -19,7 +19,7 @@ import argparse
 import json
 import random
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import fmean, stdev
@@ -27,9 +27,12 @@ from statistics import fmean, stdev
 import numpy as np
 from kvtiers.connector.heat import HeatSettings
 from kvtiers.connector.heat_mass import attention_mass
-from kvtiers.policies import Policy, PolicyRequest, Run, TierInfo
+from kvtiers.policies import Policy, PolicyRequest, TierInfo
 from kvtiers.policies.attention_heat import AttentionHeatPolicy
 from kvtiers.policies.lru import LruPolicy
+from kvtiers.simulator.replay import MakePolicy, replay
+from kvtiers.simulator.rows import Row, Source, make_trace
+from kvtiers.simulator.trace import Trace, TraceRequest
 from kvtiers.tools.heat_model import HeatModel
 from kvtiers.tools.model import ModelError, smollm2_path
 from rich.console import Console
@@ -102,7 +105,7 @@ def measure(model: HeatModel, tokens: list[int]) -> Turns:
 
 
 @dataclass(frozen=True)
-class Row:
+class Outcome:
     """One policy at one capacity: means over the draws, and the gain's standard error."""
 
     policy: str
@@ -112,90 +115,79 @@ class Row:
     standard_error: float
 
 
-def compare(transcripts: Sequence[Turns]) -> list[Row]:
+def compare(transcripts: Sequence[Turns]) -> list[Outcome]:
     """Token hit ratio of each policy at each capacity, over the seeds."""
     rows = []
     for share in CAPACITIES:
         ratios: dict[str, list[float]] = {LRU: [], HEAT: [], PLACEBO: []}
         for seed in range(SEEDS):
-            requests = list(workload(transcripts, seed))
-            footprint = len({chunk for run, _ in requests for chunk in run.chunks})
+            trace, heats = workload(transcripts, seed)
+            capacity = max(1, int(share * trace.footprint))
             for name, ratio in ratios.items():
-                ratio.append(replay(name, requests, max(1, int(share * footprint)), seed))
+                make = policy_of(name, heats, seed)
+                ratio.append(replay(trace, make, capacity).token_hit_ratio)
         for name, ratio in ratios.items():
             gains = [ours - base for ours, base in zip(ratio, ratios[LRU], strict=True)]
             error = stdev(gains) / len(gains) ** 0.5
-            rows.append(Row(name, share, fmean(ratio), fmean(gains), error))
+            rows.append(Outcome(name, share, fmean(ratio), fmean(gains), error))
     return rows
 
 
-def workload(transcripts: Sequence[Turns], seed: int) -> Iterator[tuple[Run, list[float]]]:
-    """Requests in order of time, each with the heat of its chunks but the first."""
-    draw = random.Random(seed)
-    asked: list[tuple[float, Run, list[float]]] = []
+def workload(transcripts: Sequence[Turns], seed: int) -> tuple[Trace, Turns]:
+    """Requests in order of time, and of each the heat of its chunks but the first."""
+    asked = sorted(_turns(transcripts, random.Random(seed)), key=lambda one: one[0])
+    rows = []
+    for number, (now, names, _) in enumerate(asked):
+        request = TraceRequest(number, now, input_tokens=len(names) * CHUNK_TOKENS)
+        rows.append(Row(request, names))
+    trace = make_trace("sessions", [Source("sessions", CHUNK_TOKENS, rows)], CHUNK_TOKENS)
+    return trace, [heats for _, _, heats in asked]
+
+
+def _turns(
+    transcripts: Sequence[Turns], draw: random.Random
+) -> Iterator[tuple[float, list[Hashable], list[float]]]:
+    """Of each turn when it comes, what its chunks are called, and their heat."""
     for session in range(SESSIONS):
         which = draw.randrange(len(transcripts))
         now = draw.uniform(0, SESSIONS)
         for heats in transcripts[which]:
-            names = [
+            names: list[Hashable] = [
                 (which, i) if i < SHARED_CHUNKS else (which, session, i)
                 for i in range(len(heats) + 1)
             ]
-            asked.append((now, Run(tuple(names)), heats))
+            yield now, names, heats
             now += draw.expovariate(1 / 5)
             if draw.random() > GOES_ON:
                 break
-    yield from ((run, heats) for _, run, heats in sorted(asked, key=lambda one: one[0]))
 
 
-def replay(
-    name: str, requests: Sequence[tuple[Run, list[float]]], capacity: int, seed: int
-) -> float:
-    """The share of all chunks that were hits."""
+class _Told(AttentionHeatPolicy):
+    """Hears at each request's end what was measured of it."""
+
+    heats: Iterator[list[float]]
+
+    def on_finish(self, request: PolicyRequest) -> None:
+        super().on_finish(request)
+        self.on_heat(request.runs[0].tail(1), next(self.heats))
+
+
+def policy_of(name: str, heats: Turns, seed: int) -> MakePolicy:
+    """How to make one of the three, with what it is told of each request in turn."""
     draw = random.Random(seed)
-    policy = _POLICIES[name]([TierInfo("cpu", capacity)])
-    held: set[object] = set()
-    hits = asked = 0
-    for number, (run, heats) in enumerate(requests):
-        found = next((i for i, chunk in enumerate(run.chunks) if chunk not in held), len(run))
-        hits, asked = hits + found, asked + len(run)
-        if found:
-            policy.on_access(run.head(found), PolicyRequest(str(number)), "cpu")
-        _store(policy, held, run, found, capacity)
-        if name != LRU:
-            told = draw.sample(heats, len(heats)) if name == PLACEBO else heats
-            policy.on_heat(run.tail(1), told)
-    return hits / asked
+
+    def make(tiers: Sequence[TierInfo], clock: Callable[[], float]) -> Policy:
+        if name == LRU:
+            return LruPolicy(tiers, clock=clock)
+        told = _Told(tiers, clock=clock)
+        shuffled = (draw.sample(one, len(one)) for one in heats)
+        told.heats = shuffled if name == PLACEBO else iter(heats)
+        return told
+
+    return make
 
 
-_POLICIES: dict[str, Callable[[Sequence[TierInfo]], Policy]] = {
-    LRU: LruPolicy,
-    HEAT: AttentionHeatPolicy,
-    PLACEBO: AttentionHeatPolicy,
-}
-
-
-def _store(policy: Policy, held: set[object], run: Run, found: int, capacity: int) -> None:
-    """Store what was missed, and evict nothing of the prompt for it."""
-    new, kept = run.tail(found), set(run.chunks)
-    policy.admit(new, "cpu")
-    short = len(held) + len(new) - capacity
-    gone = []
-    for chunk in policy.victims("cpu", max(0, short)):
-        if len(gone) >= short:
-            break
-        if chunk not in kept:
-            gone.append(chunk)
-    held.difference_update(gone)
-    if gone:
-        policy.on_remove(gone, "cpu")
-    room = new.head(max(0, min(len(new), capacity - len(held))))
-    if len(room):
-        held.update(room.chunks)
-        policy.on_insert(room, "cpu")
-
-
-def table(rows: Sequence[Row]) -> Table:
+def table(rows: Sequence[Outcome]) -> Table:
     """The result for people."""
     grid = Table(title=f"Hit ratio over {SEEDS} draws of {SESSIONS} sessions")
     for heading in ("capacity", "policy", "hit ratio", "over lru (standard error)"):
