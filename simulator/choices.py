@@ -21,6 +21,11 @@ _FRACTION = re.compile(r"\s*\d*\.\d+\s*")
 _WHOLE = re.compile(r"\s*\d[\d_]*\s*")
 
 
+def _share(text: str) -> float | None:
+    """``0.02`` or ``2%`` as a number, in or out of bounds; None for what is neither."""
+    return float(text) if _FRACTION.fullmatch(text) else read_percent(text)
+
+
 # Policies -----------------------------------------------------------------------
 
 
@@ -67,8 +72,8 @@ def policies(text: str | None) -> list[PolicyChoice]:
         SimulatorError: there is no such policy, or it has no such option.
 
     """
-    names = sorted(POLICIES.names()) if text is None else text.split(",")
-    words = [word.strip() for word in names if word.strip()] + ([MIN.name] if text is None else [])
+    names = _known() if text is None else text.split(",")
+    words = [word.strip() for word in names if word.strip()]
     if not words:
         raise SimulatorError(f"no policy is named. Known: {', '.join(_known())}.")
     return list(dict.fromkeys(map(_policy, words)))
@@ -132,9 +137,7 @@ class Capacity:
             SimulatorError: it is none of these.
 
         """
-        share = read_percent(text)
-        if share is None and _FRACTION.fullmatch(text):
-            share = float(text)
+        share = _share(text)
         if share is not None:
             if 0 < share <= 1:
                 return cls(text, share=share)
@@ -187,9 +190,7 @@ def score_from(text: str, requests: int) -> int:
         SimulatorError: it is neither, or leaves nothing to count.
 
     """
-    share = read_percent(text)
-    if share is None and _FRACTION.fullmatch(text):
-        share = float(text)
+    share = _share(text)
     if share is not None and 0 <= share < 1:
         return int(share * requests)
     if share is None and _WHOLE.fullmatch(text) and int(text) < requests:
