@@ -16,14 +16,13 @@ what is stored in CPU memory or on disk is a copy. Removals are not needed.
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Hashable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 from kvtiers.simulator.errors import SimulatorError, TraceError
-from kvtiers.simulator.json_lines import first_object
+from kvtiers.simulator.json_lines import begins_with_key, read_values
 from kvtiers.simulator.rows import Row, Source
 from kvtiers.simulator.trace import TraceRequest
 
@@ -37,7 +36,7 @@ _PAUSE_SECONDS = 10.0
 
 def recognises(head: bytes) -> bool:
     """Whether a file that begins so is one of these."""
-    return "events" in first_object(head) or _is_array(head) or _is_msgpack(head)
+    return begins_with_key(head, "events") or _is_array(head) or _is_msgpack(head)
 
 
 def open_source(path: str) -> Source:
@@ -71,16 +70,7 @@ def _is_msgpack(head: bytes) -> bool:
 def _batches(path: str) -> Iterator[Any]:
     with open(path, "rb") as file:
         head = file.read(2)
-    return _from_msgpack(path) if _is_msgpack(head) else _from_json(path)
-
-
-def _from_json(path: str) -> Iterator[Any]:
-    with open(path, encoding="utf-8", errors="replace") as file:
-        for row, text in enumerate(filter(str.strip, file)):
-            try:
-                yield json.loads(text)
-            except ValueError as error:
-                raise TraceError(f"{path}, row {row}: it is no JSON: {error}.") from None
+    return _from_msgpack(path) if _is_msgpack(head) else read_values(path)
 
 
 def _from_msgpack(path: str) -> Iterator[Any]:

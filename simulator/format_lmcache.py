@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from kvtiers.simulator.errors import TraceError
-from kvtiers.simulator.json_lines import Line, first_object, read_lines
+from kvtiers.simulator.json_lines import Line, begins_with_key, read_lines
 from kvtiers.simulator.rows import Row, Source
 from kvtiers.simulator.trace import TraceRequest
 
@@ -29,7 +29,7 @@ _ELEMENT_BYTES: Mapping[str, int] = {
 
 def recognises(head: bytes) -> bool:
     """Whether a file that begins so is one of these."""
-    return "chunk_hashes" in first_object(head)
+    return begins_with_key(head, "chunk_hashes")
 
 
 def open_source(path: str) -> Source:

@@ -18,7 +18,7 @@ from itertools import islice
 from typing import Any
 
 from kvtiers.simulator.errors import TraceError
-from kvtiers.simulator.json_lines import Line, first_object, read_lines
+from kvtiers.simulator.json_lines import Line, begins_with_key, read_lines
 from kvtiers.simulator.rows import Row, Source
 from kvtiers.simulator.trace import TraceRequest
 
@@ -31,7 +31,7 @@ _NO_PARENT = -1
 
 def recognises(head: bytes) -> bool:
     """Whether a file that begins so is one of these."""
-    return "hash_ids" in first_object(head)
+    return begins_with_key(head, "hash_ids")
 
 
 def open_source(path: str) -> Source:

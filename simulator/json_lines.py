@@ -51,29 +51,36 @@ def read_lines(path: str) -> Iterator[Line]:
     """The lines of a file.
 
     Raises:
-        TraceError: a line is no JSON object, or the file can't be read.
+        TraceError: a line is no JSON object.
 
     """
-    row = 0
+    for row, value in enumerate(read_values(path)):
+        if not isinstance(value, dict):
+            raise TraceError(f"{path}, row {row}: it must be a JSON object, in braces.")
+        yield Line(path, row, value)
+
+
+def read_values(path: str) -> Iterator[Any]:
+    """What a file's lines hold, whatever it is; lines of nothing hold none.
+
+    Raises:
+        TraceError: a line is no JSON.
+
+    """
     with open(path, encoding="utf-8", errors="replace") as file:
-        for text in file:
-            if not text.strip():
-                continue
+        for row, text in enumerate(filter(str.strip, file)):
             try:
-                value = json.loads(text)
+                yield json.loads(text)
             except ValueError as error:
                 raise TraceError(f"{path}, row {row}: it is no JSON: {error}.") from None
-            if not isinstance(value, dict):
-                raise TraceError(f"{path}, row {row}: it must be a JSON object, in braces.")
-            yield Line(path, row, value)
-            row += 1
 
 
-def first_object(head: bytes) -> dict[str, Any]:
-    """The object that a file begins with; empty if it begins with none.
+def begins_with_key(head: bytes, key: str) -> bool:
+    """Whether a file begins with an object that has ``key``.
 
     Args:
         head: the beginning of the file, which may end within the first line.
+        key: what to look for.
 
     """
     text = head.decode("utf-8", errors="replace").lstrip()
@@ -82,6 +89,5 @@ def first_object(head: bytes) -> dict[str, Any]:
         value = json.loads(line)
     except ValueError:
         # A line longer than the beginning: what keys it has can still be seen.
-        keys = ("hash_ids", "chunk_hashes", "events") if not newline else ()
-        return {key: None for key in keys if text.startswith("{") and f'"{key}"' in text}
-    return value if isinstance(value, dict) else {}
+        return not newline and text.startswith("{") and f'"{key}"' in text
+    return isinstance(value, dict) and key in value
