@@ -12,10 +12,10 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import chain
 from typing import cast
 
-from kvtiers.policies import Policy, PolicyRequest, Run, TierInfo
+from kvtiers.policies import Policy, Run, TierInfo
+from kvtiers.simulator.facts import facts_of, run_of
 from kvtiers.simulator.trace import Trace, TraceRequest
 
 TIER = "cpu"
@@ -118,7 +118,6 @@ class _Tier:
         self._chunk_tokens = trace.chunk_tokens
         self._free = capacity
         self._states = bytearray(trace.footprint)
-        # Ids as the objects that every run refers to: a slice of them costs no integers.
         self._ids = tuple(range(trace.footprint))
         self._now = 0.0
         self._asked = 0.0
@@ -131,15 +130,7 @@ class _Tier:
         self._now = request.arrival
         self._expire()
         policy, prompt = self._policy, self._run(request.stretches, request.tenant)
-        asked = PolicyRequest(
-            f"r{number}",
-            (prompt,),
-            request.arrival,
-            request.tenant,
-            request.session,
-            request.input_tokens,
-            request.hints,
-        )
+        asked = facts_of(number, request, prompt)
         policy.on_request(asked)
         hit = self._leading(request.stretches)
         if hit:
@@ -165,12 +156,7 @@ class _Tier:
         tally.hit_tokens += hit * self._chunk_tokens
 
     def _run(self, stretches: Sequence[range], tenant: str) -> Run:
-        ids = self._ids
-        if len(stretches) == 1:
-            chunks = ids[stretches[0].start : stretches[0].stop]
-        else:
-            chunks = tuple(chain.from_iterable(ids[s.start : s.stop] for s in stretches))
-        return Run(chunks, 0, self._chunk_bytes, tenant=tenant)
+        return run_of(self._ids, stretches, self._chunk_bytes, tenant)
 
     def _leading(self, stretches: Sequence[range]) -> int:
         """How many chunks from the head on the tier holds."""

@@ -24,10 +24,11 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain, islice
+from itertools import islice
 
 from kvtiers.policies import Policy, PolicyRequest, Run, TierInfo
 from kvtiers.policies.prefix_order import PrefixOrder
+from kvtiers.simulator.facts import facts_of, run_of
 from kvtiers.simulator.replay import Tally, TierTally
 from kvtiers.simulator.stack import CPU, GPU, StackModel
 from kvtiers.simulator.timeline import Device, SharedDevice, Timeline, VirtualWorkers
@@ -230,15 +231,7 @@ class _Replica:
 
     def arrive(self, number: int, request: TraceRequest, scored: bool) -> None:
         """A request comes into the queue."""
-        facts = PolicyRequest(
-            f"r{number}",
-            (self._run(request.stretches, request.tenant),),
-            request.arrival,
-            request.tenant,
-            request.session,
-            request.input_tokens,
-            request.hints,
-        )
+        facts = facts_of(number, request, self._run(request.stretches, request.tenant))
         waiting = _Waiting(request, facts, scored)
         waiting.on_gpu = self._gpu.leading(waiting.run)
         self._waiting[facts.request_id] = waiting
@@ -246,9 +239,7 @@ class _Replica:
         self._step()
 
     def _run(self, stretches: Sequence[range], tenant: str) -> Run:
-        keys = self._fleet.keys
-        chunks = tuple(chain.from_iterable(keys[s.start : s.stop] for s in stretches))
-        return Run(chunks, 0, self._fleet.chunk_bytes, tenant=tenant)
+        return run_of(self._fleet.keys, stretches, self._fleet.chunk_bytes, tenant)
 
     def _step(self) -> None:
         """What an engine does in a step: take in answers, start who can be."""

@@ -250,6 +250,18 @@ def test_chunks_of_the_output_are_known_at_the_end_and_stored_after_it() -> None
     assert hits_of(trace, LruPolicy, 9) == [0, 3]
 
 
+def test_the_turn_is_told_as_a_hint_beside_the_others() -> None:
+    told: list[object] = []
+
+    class Listening(LruPolicy):
+        def on_request(self, request: PolicyRequest) -> None:
+            told.append(request.hints)
+
+    request = TraceRequest(0, 0.0, 16, stretches=(range(1),), turn=3, hints={"model": "m"})
+    hits_of(Trace("made", 16, [request], 1), Listening, 9)
+    assert told == [{"model": "m", "turn": 3}]
+
+
 class Expiring(LruPolicy):
     """Lets nothing live."""
 
