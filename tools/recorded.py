@@ -155,20 +155,25 @@ def _about(path: Path, metadata: Mapping[str, str]) -> About:
 
 
 def _metadata(path: Path) -> Mapping[str, str]:
-    found: Mapping[bytes, bytes] = next(iter(_tables([path])))[1].schema.metadata or {}
+    schema = _read(path, "read_schema")
+    found: Mapping[bytes, bytes] = schema.metadata or {}
     return {key.decode(): value.decode() for key, value in found.items()}
 
 
 def _tables(parts: Sequence[Path]) -> Iterator[tuple[Path, Any]]:
     """Each part, read when it is asked for."""
     for path in parts:
-        parquet, errors = _pyarrow(path)
-        try:
-            table = parquet.read_table(path)
-        except (errors, OSError) as error:
-            told = " ".join(str(error).split())
-            raise RecordingError(f"{path}: it can't be read as Parquet: {told}") from None
-        yield path, table
+        yield path, _read(path, "read_table")
+
+
+def _read(path: Path, reader: str) -> Any:
+    """What that function of ``pyarrow.parquet`` finds in the file."""
+    parquet, errors = _pyarrow(path)
+    try:
+        return getattr(parquet, reader)(path)
+    except (errors, OSError) as error:
+        told = " ".join(str(error).split())
+        raise RecordingError(f"{path}: it can't be read as Parquet: {told}") from None
 
 
 def _pyarrow(path: Path) -> tuple[Any, type[Exception]]:
