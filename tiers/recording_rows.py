@@ -167,5 +167,4 @@ def split(
 
 def _turn(hints: Mapping[str, Any]) -> int:
     turn = hints.get("turn")
-    known = type(turn) is int and 0 <= turn < _MOST_TURNS
-    return turn if known and isinstance(turn, int) else _NO_TURN
+    return turn if type(turn) is int and 0 <= turn < _MOST_TURNS else _NO_TURN
