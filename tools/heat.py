@@ -14,6 +14,7 @@ from kvtiers.connector.config_errors import ConfigError
 from kvtiers.connector.heat import HeatSettings
 from kvtiers.connector.heat_book import HeatBook
 from kvtiers.connector.heat_log import read
+from kvtiers.simulator.plot import need_matplotlib
 from kvtiers.tools.heat_model import HeatModel
 from kvtiers.tools.model import ModelError, smollm2_path
 from kvtiers.tools.places import printable
@@ -89,7 +90,8 @@ def run(arguments: argparse.Namespace) -> int:
     """Measure, print and plot. Returns 0.
 
     Raises:
-        ConfigError: an option can't work, or the model or the plot can't be had.
+        ConfigError: an option can't work, or the model can't be had.
+        SimulatorError: matplotlib is not installed.
         OSError: the prompt can't be read.
 
     """
@@ -97,10 +99,11 @@ def run(arguments: argparse.Namespace) -> int:
         if (value := getattr(arguments, key)) < 1:
             option = "--" + key.replace("_", "-")
             raise ConfigError([f"{option} is {value}: it must be 1 or more."])
-    plot = plotter() if arguments.png else None
+    if arguments.png:
+        need_matplotlib()  # now, and not after the work is done
     found = logged(arguments.log, arguments.last) if arguments.log else _measured(arguments)
-    if plot is not None:
-        draw(found, plot, arguments.png)
+    if arguments.png:
+        draw(found, arguments.png)
         print(f"kvtiers: plotted to {arguments.png}", file=sys.stderr)
     if arguments.json:
         print(json.dumps(as_json(found)))
@@ -205,35 +208,20 @@ def table(found: HeatMap) -> Table:
     return grid
 
 
-def plotter() -> Any:
-    """Matplotlib's ``Figure``.
-
-    Raises:
-        ConfigError: it is not installed.
-
-    """
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise ConfigError(
-            [f"--png needs matplotlib ({error}). Install it with: pip install 'kvtiers[simulate]'."]
-        ) from error
-    return Figure
-
-
-def draw(found: HeatMap, figure_class: Any, path: Path) -> None:
+def draw(found: HeatMap, path: Path) -> None:
     """Plot chunks by heads, without the sink, on a scale of logarithms.
 
     Raises:
+        SimulatorError: matplotlib is not installed.
         OSError: the file can't be written.
 
     """
+    figure = need_matplotlib().Figure(figsize=(10, 6), layout="constrained")
     from matplotlib.colors import LogNorm
 
     layers, heads, chunks = found.mass.shape
     rows = found.mass[:, :, 1:].reshape(layers * heads, chunks - 1)
     top = max(float(rows.max()), 1e-6)
-    figure = figure_class(figsize=(10, 6), layout="constrained")
     axes = figure.add_subplot()
     shown = axes.imshow(
         np.where(rows > 0, rows, np.nan),

@@ -122,7 +122,7 @@ def test_what_cannot_be_shown_says_why(options, text, problem, llama, tmp_path, 
 
 
 def test_without_matplotlib_the_plot_names_the_extra(llama, prompt, monkeypatch, capsys) -> None:
-    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
     assert cli.main(["heat", str(prompt), "--png", "x.png", "--model", str(llama)]) == 2
     assert "pip install 'kvtiers[simulate]'" in capsys.readouterr().err
 
