@@ -22,13 +22,20 @@ Readings = Mapping[tuple[int, int, int], NDArray[np.float32]]
 its own KV heads only."""
 
 
+NOT_MEASURED = (
+    "Attention heat is not measured (%s). The policy works without it; set attention_heat to "
+    "false to be rid of this warning."
+)
+"""What the log says, with the reason."""
+
+
 class HeatSettings(BaseModel):
     """How attention heat is measured, if it is."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     layers: int = Field(
-        default=3, ge=1, description="how many layers are measured for a request, in turn"
+        default=3, ge=1, description="the most layers that are measured for a request, in turn"
     )
     window: int = Field(
         default=32, ge=1, description="how many queries at the end of a prompt are measured"
@@ -74,7 +81,6 @@ class HeatJob:
     Attributes:
         number: of the job.
         turn: which of the layers it is the turn of, a counter.
-        group: KV-cache group whose layers are measured.
         tokens: of the request that are in the KV cache once the step is done.
         queries: how many of them, at the end, to measure; all are computed by the step.
         last_block: KV block of the last token, which no other request of the step has.
@@ -85,7 +91,6 @@ class HeatJob:
 
     number: int
     turn: int
-    group: int
     tokens: int
     queries: int
     last_block: int

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 from kvtiers.connector.heat import HeatJob, HeatSettings, Readings
@@ -25,6 +26,25 @@ _MOST_JOBS = 256
 Heat = NDArray[np.float32]
 
 
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """A prompt that is being measured: its chunks, and by layer and rank what has come of it."""
+
+    run: Run
+    parts: dict[tuple[int, int], Heat] = field(default_factory=dict)
+
+    def ranks(self) -> int:
+        """How many have answered."""
+        return len({rank for _, rank in self.parts})
+
+    def measured(self) -> dict[int, Heat]:
+        """By layer the KV heads of all ranks, in their order."""
+        layers: dict[int, list[Heat]] = {}
+        for (layer, _), part in sorted(self.parts.items(), key=lambda item: item[0]):
+            layers.setdefault(layer, []).append(part)
+        return {layer: np.concatenate(parts) for layer, parts in layers.items()}
+
+
 class HeatPlan:
     """Which prompts are measured. The scheduler's thread only.
 
@@ -33,17 +53,18 @@ class HeatPlan:
         group: KV-cache group whose layers are measured.
         block_tokens: tokens of a block of the group.
         chunk_tokens: tokens of a chunk of the group.
+        ranks: workers that answer, each with heads or layers of its own.
 
     """
 
     def __init__(
-        self, settings: HeatSettings, group: int, block_tokens: int, chunk_tokens: int
+        self, settings: HeatSettings, group: int, block_tokens: int, chunk_tokens: int, ranks: int
     ) -> None:
         self.group = group
-        self._settings = settings
+        self._settings, self._ranks = settings, ranks
         self._block_tokens, self._chunk_tokens = block_tokens, chunk_tokens
         self._seen = 0
-        self._waiting: OrderedDict[int, Run] = OrderedDict()
+        self._waiting: OrderedDict[int, _Asked] = OrderedDict()
 
     def job(self, run: Run, blocks: Sequence[int], before: int, computed: int) -> HeatJob | None:
         """What to measure of a prompt whose end the step computes; None for nothing.
@@ -65,13 +86,12 @@ class HeatPlan:
         if self._seen % self._settings.every:
             return None
         number = self._seen // self._settings.every
-        self._waiting[number] = run
+        self._waiting[number] = _Asked(run)
         if len(self._waiting) > _MOST_JOBS:
             self._waiting.popitem(last=False)
         return HeatJob(
             number=number,
             turn=number - 1,
-            group=self.group,
             tokens=tokens,
             queries=min(self._settings.window, computed),
             last_block=blocks[at],
@@ -80,15 +100,19 @@ class HeatPlan:
         )
 
     def answered(self, readings: Readings) -> Iterator[tuple[Run, dict[int, Heat]]]:
-        """Per measured prompt its chunks, and by layer ``[kv_heads, chunks]`` of all ranks."""
+        """Per measured prompt its chunks, and by layer ``[kv_heads, chunks]`` of all ranks.
+
+        Ranks wait for their own GPUs, so one may answer a step later than another.
+        """
+        for (number, layer, rank), part in readings.items():
+            asked = self._waiting.get(number)  # None from before a reset
+            if asked is not None:
+                asked.parts[layer, rank] = part
         for number in dict.fromkeys(number for number, _, _ in readings):
-            run = self._waiting.pop(number, None)
-            if run is None:
-                continue  # from before a reset
-            ranks: dict[int, list[Heat]] = {}
-            for key in sorted(key for key in readings if key[0] == number):
-                ranks.setdefault(key[1], []).append(readings[key])
-            yield run, {layer: np.concatenate(parts) for layer, parts in ranks.items()}
+            asked = self._waiting.get(number)
+            if asked is not None and asked.ranks() == self._ranks:
+                del self._waiting[number]
+                yield asked.run, asked.measured()
 
     def forget(self) -> None:
         """What is under way says nothing any more."""

@@ -11,17 +11,17 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
-from kvtiers.connector.heat import HeatJob, HeatSettings, Readings, layers_at
+from kvtiers.connector import compat
+from kvtiers.connector.heat import NOT_MEASURED, HeatJob, HeatSettings, Readings, layers_at
 from kvtiers.connector.heat_mass import attention_mass
 from kvtiers.connector.heat_views import Keys, keys_of
 from numpy.typing import NDArray
-from vllm.v1.kv_cache_interface import FullAttentionSpec
 
 logger = logging.getLogger(__name__)
 
@@ -37,7 +37,6 @@ class _Layer:
     Attributes:
         module: vLLM's layer.
         number: which layer of the model it is.
-        group: its KV-cache group.
         keys: gets keys out of its cache.
         trusted: whether ``keys`` was seen to give what was stored.
 
@@ -45,7 +44,6 @@ class _Layer:
 
     module: Any
     number: int
-    group: int
     keys: Keys
     trusted: bool = False
 
@@ -68,17 +66,14 @@ class HeatProbe:
 
     Args:
         settings: how much is measured.
-        layers: vLLM's attention layers by name (``static_forward_context``).
-        groups: vLLM's KV-cache groups, with their layers' names.
+        layers: vLLM's attention layers by name, of the group that is measured.
         rank: of this worker, which tells its KV heads from those of others.
 
     """
 
-    def __init__(
-        self, settings: HeatSettings, layers: Mapping[str, Any], groups: Sequence[Any], rank: int
-    ) -> None:
+    def __init__(self, settings: HeatSettings, layers: Mapping[str, Any], rank: int) -> None:
         self._settings = settings
-        self._modules, self._groups, self._rank = layers, groups, rank
+        self._modules, self._rank = layers, rank
         self._layers: list[_Layer] | None = None
         self._jobs: dict[_Layer, list[HeatJob]] = {}
         self._measured: list[_Measured] = []
@@ -89,11 +84,14 @@ class HeatProbe:
         cls, settings: HeatSettings | None, vllm_config: Any, kv_cache_config: Any
     ) -> HeatProbe | None:
         """For the layers of a worker's model; None if heat is not measured."""
-        if settings is None:
+        number = compat.full_attention_group(kv_cache_config)
+        if settings is None or number is None:
             return None
-        layers = vllm_config.compilation_config.static_forward_context
+        modules = vllm_config.compilation_config.static_forward_context
+        names = kv_cache_config.kv_cache_groups[number].layer_names
+        layers = {name: modules[name] for name in names if name in modules}
         rank: int = vllm_config.parallel_config.rank
-        return cls(settings, layers, kv_cache_config.kv_cache_groups, rank)
+        return cls(settings, layers, rank)
 
     def begin(self, jobs: Sequence[HeatJob]) -> None:
         """A step begins, at whose end these can be measured."""
@@ -103,21 +101,19 @@ class HeatProbe:
         if self._layers is None:
             self._layers = self._attach()
         for job in jobs:
-            its = [layer for layer in self._layers if layer.group == job.group]
-            for index in layers_at(job.turn, self._settings.layers, len(its)):
-                self._jobs.setdefault(its[index], []).append(job)
+            for index in layers_at(job.turn, self._settings.layers, len(self._layers)):
+                self._jobs.setdefault(self._layers[index], []).append(job)
 
     def take(self) -> Readings:
-        """The step is over: what has been measured and has arrived since the last call."""
+        """The step is over: the jobs of which all has arrived since the last call."""
         self._jobs = {}
-        waiting, taken = [], {}
-        for measured in self._measured:
-            if not measured.ready():
-                waiting.append(measured)
-            elif bool(measured.found):
-                mass: NDArray[np.float32] = measured.mass.numpy()
-                taken[measured.key] = mass
-        self._measured = waiting
+        late = {measured.key[0] for measured in self._measured if not measured.ready()}
+        taken: dict[tuple[int, int, int], NDArray[np.float32]] = {
+            measured.key: measured.mass.numpy()
+            for measured in self._measured
+            if measured.key[0] not in late and bool(measured.found)
+        }
+        self._measured = [measured for measured in self._measured if measured.key[0] in late]
         return taken
 
     # Layers -----------------------------------------------------------------
@@ -125,28 +121,19 @@ class HeatProbe:
     def _attach(self) -> list[_Layer]:
         layers: list[_Layer] = []
         refused: dict[str, str] = {}
-        for name, group in self._candidates():
-            module = self._modules[name]
+        for name, module in self._modules.items():
             keys = _keys_of(module)
             if isinstance(keys, str):
                 refused[name] = keys
             else:
-                layers.append(_Layer(module, _number(name), group, keys))
+                layers.append(_Layer(module, _number(name), keys))
         layers.sort(key=lambda layer: layer.number)
         if not layers:
-            reasons = sorted(set(refused.values())) or ["no layer has full attention"]
+            reasons = sorted(set(refused.values())) or ["no layer of this rank has full attention"]
             self._turn_off("; ".join(reasons))
         for layer in layers:
             self._wrap(layer)
         return layers
-
-    def _candidates(self) -> Iterator[tuple[str, int]]:
-        for number, group in enumerate(self._groups):
-            # Subclasses are other things: latent attention, sinks, windows.
-            if type(group.kv_cache_spec) is FullAttentionSpec:
-                for name in group.layer_names:
-                    if name in self._modules:
-                        yield name, number
 
     def _wrap(self, layer: _Layer) -> None:
         forward = layer.module.impl.forward
@@ -171,12 +158,7 @@ class HeatProbe:
 
     def _turn_off(self, why: str, error: Exception | None = None) -> None:
         self._off, self._jobs = True, {}
-        logger.warning(
-            "Attention heat is not measured (%s). The policy works without it; set "
-            "attention_heat to false to be rid of this warning.",
-            why,
-            exc_info=error,
-        )
+        logger.warning(NOT_MEASURED, why, exc_info=error)
 
     # Measuring --------------------------------------------------------------
 

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from kvtiers.connector import compat
-from kvtiers.connector.heat import HeatJob, HeatSettings, Readings
+from kvtiers.connector.heat import NOT_MEASURED, HeatJob, HeatSettings, Readings
 from kvtiers.connector.heat_book import HeatBook, HeatPlan
 from kvtiers.connector.heat_log import HeatLog
 from kvtiers.policies import Run
+
+logger = logging.getLogger(__name__)
 
 
 class HeatWatch:
@@ -31,6 +34,8 @@ class HeatWatch:
     ) -> HeatWatch | None:
         """For an engine's first group with full attention; None if heat is not measured.
 
+        That an engine has no such group is told in the log.
+
         Args:
             settings: how it is measured, None for not at all.
             vllm_config: of the engine.
@@ -38,11 +43,20 @@ class HeatWatch:
             groups: vLLM's ``kv_group_configs``.
 
         """
-        number = None if settings is None else compat.full_attention_group(kv_cache_config)
-        group = next((group for group in groups if group.group_idx == number), None)
-        if settings is None or group is None:
+        if settings is None:
             return None
-        plan = HeatPlan(settings, group.group_idx, group.tokens_per_block, group.tokens_per_chunk)
+        number = compat.full_attention_group(kv_cache_config)
+        group = next((group for group in groups if group.group_idx == number), None)
+        if group is None:
+            logger.warning(NOT_MEASURED, "no KV cache group has plain full attention")
+            return None
+        plan = HeatPlan(
+            settings,
+            group.group_idx,
+            group.tokens_per_block,
+            group.tokens_per_chunk,
+            vllm_config.parallel_config.world_size,
+        )
         layers = vllm_config.model_config.hf_text_config.num_hidden_layers
         return cls(plan, HeatBook(layers), HeatLog(settings.log) if settings.log else None)
 

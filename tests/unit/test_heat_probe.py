@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,7 +17,6 @@ from kvtiers.connector.heat_mass import attention_mass
 from kvtiers.connector.heat_probe import HeatProbe
 from kvtiers.connector.heat_views import amx_tiles, column_major, keys_of, token_by_token
 from vllm import _custom_ops as ops
-from vllm.v1.kv_cache_interface import FullAttentionSpec, SlidingWindowSpec
 
 HEADS, GROUP, SIZE, BLOCK = 2, 3, 32, 32
 SCALE = SIZE**-0.5
@@ -112,7 +111,9 @@ def write(cache: torch.Tensor, keys: torch.Tensor, slots: torch.Tensor, kernel: 
 
 
 class Impl:
-    scale = SCALE
+    def __init__(self, **facts: Any) -> None:
+        self.scale = SCALE
+        vars(self).update(facts)
 
     def forward(self, layer, query, key, value, kv_cache, attn_metadata, output=None):
         return output
@@ -134,18 +135,10 @@ class Layer:
         return SimpleNamespace(get_name=lambda: self.backend)
 
 
-def group(*names: str) -> Any:
-    spec = FullAttentionSpec(
-        block_size=BLOCK, num_kv_heads=HEADS, head_size=SIZE, dtype=torch.float32
-    )
-    return SimpleNamespace(kv_cache_spec=spec, layer_names=list(names))
-
-
 def job(**changes: Any) -> HeatJob:
     facts = {
         "number": 7,
         "turn": 0,
-        "group": 0,
         "tokens": 70,
         "queries": 5,
         "last_block": 3,
@@ -182,7 +175,7 @@ class Step:
 
 def probe_over(*layers: Layer, settings: HeatSettings | None = None) -> HeatProbe:
     named = {f"model.layers.{i}.self_attn.attn": layer for i, layer in enumerate(layers)}
-    return HeatProbe(settings or HeatSettings(), named, [group(*named)], rank=1)
+    return HeatProbe(settings or HeatSettings(), named, rank=1)
 
 
 def test_the_end_of_a_prompt_in_a_batch_is_measured_through_its_block_table() -> None:
@@ -195,6 +188,17 @@ def test_the_end_of_a_prompt_in_a_batch_is_measured_through_its_block_table() ->
     expected = by_hand(step.query[6:11], step.keys, 16)
     torch.testing.assert_close(torch.from_numpy(mass), expected)
     assert probe.take() == {}
+
+
+def test_a_layers_soft_cap_is_measured_with() -> None:
+    step, layer = Step(), Layer(impl=Impl(logits_soft_cap=0.5))
+    probe = probe_over(layer)
+    probe.begin([job()])
+    step.run(layer)
+    ((_, mass),) = probe.take().items()
+    keys = step.keys.permute(1, 2, 0)
+    expected = attention_mass(step.query[6:11], keys, 65, SCALE, 16, softcap=0.5)
+    torch.testing.assert_close(torch.from_numpy(mass), expected)
 
 
 def test_heads_measured_one_at_a_time_give_the_same(monkeypatch) -> None:
@@ -250,6 +254,20 @@ def test_layers_take_turns_until_all_have_been_measured() -> None:
     assert seen == [[0, 4], [1, 5], [2, 6], [3]]
 
 
+def test_a_prompt_is_told_once_all_of_it_has_arrived() -> None:
+    layers = [Layer(), Layer()]
+    step, probe = Step(), probe_over(*layers)
+    probe.begin([job()])
+    for layer in layers:
+        step.run(layer)
+    arrived = False
+    probe._measured[1] = replace(probe._measured[1], ready=lambda: arrived)
+    assert probe.take() == {}
+    arrived = True
+    assert probe.take().keys() == {(7, 0, 1), (7, 1, 1)}
+    assert probe.take() == {}
+
+
 @settings(max_examples=50, deadline=None)
 @given(wanted=st.integers(1, 90), count=st.integers(1, 90))
 def test_a_round_of_turns_has_every_layer_once(wanted, count) -> None:
@@ -265,6 +283,9 @@ def test_a_round_of_turns_has_every_layer_once(wanted, count) -> None:
         (Layer(isa="neon"), r"CPU_ATTN's KV cache is not known \(neon\)"),
         (Layer(kv_cache_dtype="fp8_e4m3"), "quantised"),
         (Layer(sliding_window=64), "sliding window"),
+        (Layer(impl=Impl(alibi_slopes=[1.0])), "ALiBi"),
+        (Layer(impl=Impl(sinks=[1.0])), "learned sinks"),
+        (Layer(impl=Impl(dcp_world_size=2)), "decode context parallelism"),
     ],
 )
 def test_what_cannot_be_measured_is_told_once_and_left_alone(layer, why, caplog) -> None:
@@ -302,13 +323,7 @@ def test_a_failure_of_the_measurement_never_reaches_the_engine(caplog) -> None:
     assert probe.take() == {}
 
 
-def test_only_groups_with_full_attention_are_looked_into(caplog) -> None:
-    layer = Layer()
-    spec = SlidingWindowSpec(
-        block_size=BLOCK, num_kv_heads=HEADS, head_size=SIZE, dtype=torch.float32, sliding_window=64
-    )
-    windowed = SimpleNamespace(kv_cache_spec=spec, layer_names=["model.layers.0.attn"])
-    probe = HeatProbe(HeatSettings(), {"model.layers.0.attn": layer}, [windowed], rank=0)
+def test_a_rank_without_such_layers_says_so(caplog) -> None:
     with caplog.at_level(logging.WARNING):
-        probe.begin([job()])
-    assert "no layer has full attention" in caplog.text
+        probe_over().begin([job()])
+    assert "no layer of this rank has full attention" in caplog.text

@@ -32,8 +32,8 @@ BLOCK, CHUNK_TOKENS, LAYERS, HEADS = 4, 8, 4, 2
 # Which prompts are measured ---------------------------------------------------
 
 
-def plan(**settings: int) -> HeatPlan:
-    return HeatPlan(HeatSettings(**settings), 0, BLOCK, CHUNK_TOKENS)
+def plan(ranks: int = 1, **settings: int) -> HeatPlan:
+    return HeatPlan(HeatSettings(**settings), 0, BLOCK, CHUNK_TOKENS, ranks)
 
 
 def run(chunks: int, name: str = "a") -> Run:
@@ -42,7 +42,7 @@ def run(chunks: int, name: str = "a") -> Run:
 
 def test_the_end_of_a_prompt_is_measured_by_what_the_step_computes() -> None:
     job = plan(window=16).job(run(5), [9, 8, 7, 6, 5], before=10, computed=8)
-    assert job == HeatJob(1, 0, 0, 18, 8, 5, BLOCK, CHUNK_TOKENS)
+    assert job == HeatJob(1, 0, 18, 8, 5, BLOCK, CHUNK_TOKENS)
     job = plan(window=3).job(run(5), [9, 8, 7, 6], before=0, computed=16)
     assert (job.queries, job.last_block) == (3, 6)
 
@@ -61,7 +61,7 @@ def test_every_nth_prompt_is_measured_and_layers_turn_with_each() -> None:
 
 
 def test_answers_of_all_ranks_are_one_and_come_with_the_chunks_asked_for() -> None:
-    made = plan()
+    made = plan(ranks=2)
     made.job(run(3), list(range(8)), 0, 20)
     readings = {(1, 2, 1): mass(2, 5.0), (1, 2, 0): mass(2, 3.0), (1, 0, 0): mass(2, 1.0)}
     ((chunks, measured),) = made.answered(readings)
@@ -69,6 +69,14 @@ def test_answers_of_all_ranks_are_one_and_come_with_the_chunks_asked_for() -> No
     assert measured.keys() == {0, 2}
     np.testing.assert_array_equal(measured[2], [[3, 3], [3, 3], [5, 5], [5, 5]])
     assert list(made.answered(readings)) == [], "each is told once"
+
+
+def test_an_answer_waits_for_the_rank_that_is_late() -> None:
+    made = plan(ranks=2)
+    made.job(run(2), [1, 2, 3, 4], 0, 16)
+    assert list(made.answered({(1, 0, 1): mass(2, 5.0)})) == []
+    ((_, measured),) = made.answered({(1, 0, 0): mass(2, 3.0)})
+    np.testing.assert_array_equal(measured[0], [[3, 3], [3, 3], [5, 5], [5, 5]])
 
 
 def test_what_was_asked_before_a_reset_is_not_told() -> None:
@@ -183,25 +191,37 @@ def test_only_ends_of_prompts_are_measured() -> None:
     assert watch().jobs(output, statuses, lambda *_: None) == []
 
 
-def test_without_being_asked_for_or_without_full_attention_nothing_is_measured() -> None:
+def test_without_being_asked_for_or_without_full_attention_nothing_is_measured(caplog) -> None:
     full = FullAttentionSpec(block_size=4, num_kv_heads=1, head_size=8, dtype=torch.float32)
     model = SimpleNamespace(hf_text_config=SimpleNamespace(num_hidden_layers=LAYERS))
-    engine = SimpleNamespace(model_config=model)
+    names = SimpleNamespace(static_forward_context={"full": "its layer", "windowed": "another"})
+    engine = SimpleNamespace(
+        model_config=model,
+        parallel_config=SimpleNamespace(world_size=1, rank=0),
+        compilation_config=names,
+    )
     groups = [
         SimpleNamespace(group_idx=number, tokens_per_block=4, tokens_per_chunk=8)
         for number in range(2)
     ]
 
     def cache(*specs: Any) -> Any:
-        return SimpleNamespace(kv_cache_groups=[SimpleNamespace(kv_cache_spec=s) for s in specs])
+        kinds = [(spec, ["windowed" if spec == "windowed" else "full"]) for spec in specs]
+        groups = [SimpleNamespace(kv_cache_spec=s, layer_names=names) for s, names in kinds]
+        return SimpleNamespace(kv_cache_groups=groups)
 
     def made(settings: HeatSettings | None, *specs: Any) -> HeatWatch | None:
         return HeatWatch.of_engine(settings, engine, cache(*specs), groups)
 
     assert made(None, full) is None
-    assert made(HeatSettings(), "windowed", "windowed") is None
-    assert made(HeatSettings(), "windowed", full)._plan.group == 1
     assert HeatProbe.of_worker(None, engine, cache(full)) is None
+    assert caplog.records == []
+    assert made(HeatSettings(), "windowed", "windowed") is None
+    assert "Attention heat is not measured (no KV cache group" in caplog.text
+    assert HeatProbe.of_worker(HeatSettings(), engine, cache("windowed")) is None
+    assert made(HeatSettings(), "windowed", full)._plan.group == 1
+    probe = HeatProbe.of_worker(HeatSettings(), engine, cache("windowed", full))
+    assert probe._modules == {"full": "its layer"}
 
 
 def test_the_policy_is_told_of_what_follows_the_sink() -> None:
@@ -214,7 +234,7 @@ def test_the_policy_is_told_of_what_follows_the_sink() -> None:
 
 
 def test_jobs_and_readings_travel_with_vllms_own_messages() -> None:
-    job = HeatJob(1, 0, 0, 24, 4, 5, BLOCK, CHUNK_TOKENS)
+    job = HeatJob(1, 0, 24, 4, 5, BLOCK, CHUNK_TOKENS)
     plain = OffloadingConnectorMetadata(load_jobs={1: "load"}, store_jobs={2: "store"})
     sent = pickle.loads(pickle.dumps(TieredMetadata.extend(plain, [job])))
     assert (sent.load_jobs, sent.store_jobs, sent.heat_jobs) == ({1: "load"}, {2: "store"}, (job,))
