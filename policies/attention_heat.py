@@ -23,8 +23,8 @@ class AttentionHeatPolicy(LruPolicy):
     much as to chunks at that distance usually: attention falls with distance in every
     prompt, so that by its mass alone the newest chunks would always be hot. What is passed
     over keeps its prefix and its place, and is hot again only after the next measurement:
-    moving it to the recent end, as CLOCK does, cost 3 points of hit ratio. Where nothing is
-    measured this is ``lru``. What it is good for: docs/policies/attention-heat.md.
+    moved to the recent end, as by CLOCK, the hot chunks of dead sessions would stay. Where
+    nothing is measured this is ``lru``. What it is good for: docs/policies/attention-heat.md.
     """
 
     class Config(BaseModel):
