@@ -8,6 +8,7 @@ import dataclasses
 import json
 import os
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -88,7 +89,9 @@ def _take(arguments: argparse.Namespace) -> int:
 def _record(arguments: argparse.Namespace) -> int:
     output: Path = arguments.output or _DEFAULT_OUTPUT
     folder = output.with_name(f"{output.name}.parts")
-    _refuse_existing(output)
+    # The second where the command has several engines.
+    for file in (output, _of_engine(output, 1)):
+        _refuse_existing(file)
     if folder.exists():
         raise RecordingError(
             f"{folder} is there: an earlier run was not finished. Keep what it has with 'kvtiers "
@@ -102,20 +105,22 @@ def _record(arguments: argparse.Namespace) -> int:
     written = list(_write(found, output))
     # The command may write to the standard output, too, for others to read.
     _show(written, arguments.json, sys.stdout if arguments.json else sys.stderr)
-    for part in (part for parts in found.values() for part in parts):
-        part.unlink()
-    with contextlib.suppress(OSError):
-        folder.rmdir()
+    # It was made for this run, and a killed engine leaves unfinished files there.
+    shutil.rmtree(folder, ignore_errors=True)
     return status
 
 
 def _write(found: Mapping[str, Sequence[Path]], output: Path) -> Iterator[tuple[Path, Summary]]:
     """A file for each engine, in the order in which they began."""
     for number, parts in enumerate(found.values(), start=1):
-        several = len(found) > 1
-        file = output.with_stem(f"{output.stem}-{number}") if several else output
+        file = _of_engine(output, number) if len(found) > 1 else output
         merge(parts, file)
         yield file, summarise(parts)
+
+
+def _of_engine(output: Path, number: int) -> Path:
+    """The file of one of several engines."""
+    return output.with_stem(f"{output.stem}-{number}")
 
 
 def _run_command(command: Sequence[str], folder: Path, max_bytes: int) -> int:

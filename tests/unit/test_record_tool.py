@@ -69,7 +69,7 @@ def test_what_a_command_records_becomes_one_file_and_its_status_is_ours(server, 
     assert list(output.parent.iterdir()) == [output]
 
 
-def test_each_engine_of_a_command_gets_a_file_of_its_own(server, folder, output):
+def test_each_engine_of_a_command_gets_a_file_of_its_own(server, folder, output, capfd):
     second = Recorder(folder, ENGINE, 1 << 30)
     serve(second, "ab")
     second.close()
@@ -77,6 +77,16 @@ def test_each_engine_of_a_command_gets_a_file_of_its_own(server, folder, output)
     written = sorted(output.parent.iterdir())
     assert [path.name for path in written] == ["a-1.parquet", "a-2.parquet"]
     assert [len(read_trace(path).requests) for path in written] == [2, 1]
+    assert cli.main(["record", "-o", str(output), "--", *server("print('ran')")]) == 2
+    shown = capfd.readouterr()
+    assert "a-1.parquet is there already" in shown.err
+    assert shown.out == "", "it is told before hours of traffic, not after"
+
+
+def test_what_a_killed_engine_left_half_written_goes_with_the_parts(server, folder, output):
+    (folder / ".x-000000.parquet.tmp").write_bytes(b"PAR1")
+    assert cli.main(["record", "-o", str(output), "--", *server()]) == 0
+    assert list(output.parent.iterdir()) == [output]
 
 
 def test_the_command_keeps_its_own_options_and_dashes(server, output, capfd):
