@@ -48,12 +48,10 @@ class _ArcTier(ChunkwiseTier):
         self._learn_limit(run)
         coming, self._coming = self._rings.absent(run.chunks[::-1], B1), ()
         self._bury_evicted(len(self._evicted) - len(coming))
+        scale = self._scale()
         evicted, self._evicted = self._evicted, []
         # The first ones found room; from then on each took the place of another.
         free = len(coming) - len(evicted)
-        scale = _Scale(self._rings.sizes, self._target, self._limit)
-        for _, left in evicted:
-            scale.sizes[left] += 1
         ghosts = _Ghosts(self._rings)
         arrived: tuple[list[ChunkId], list[ChunkId]] = ([], [])
         for i, (chunk, ring) in enumerate(zip(coming, self._rings.where_all(coming), strict=True)):
@@ -84,8 +82,8 @@ class _ArcTier(ChunkwiseTier):
     # What to do -------------------------------------------------------------
 
     def victims(self) -> Iterator[ChunkId]:
-        scale = _Scale(self._rings.sizes, self._target, self._limit)
-        ghosts = _Ghosts(self._rings)
+        scale, ghosts = self._scale(), _Ghosts(self._rings)
+        evicted = iter(self._evicted)
         left = {ring: self._rings.oldest(ring) for ring in (T1, T2)}
         held = scale.sizes[T1] + scale.sizes[T2]
         for chunk, ring in zip(self._coming, self._rings.where_all(self._coming), strict=True):
@@ -93,11 +91,16 @@ class _ArcTier(ChunkwiseTier):
             scale.learn(ghost)
             if held < self._limit:
                 held += 1
+            elif gone := next(evicted, None):
+                # Room is made in parts: the first ones have theirs.
+                self._evict(scale, ghost, ghosts, *gone)
             else:
                 ghosts.drop(scale.trim(ghost))
                 yield from _next(scale, ghost, left)
             scale.sizes[T1 if ghost is None else T2] += 1
         # The caller may skip some, or want more than what comes needs.
+        for _, ring in evicted:
+            scale.evict(ring)
         while True:
             scale.trim(None)
             found = _next(scale, None, left)
@@ -106,6 +109,13 @@ class _ArcTier(ChunkwiseTier):
             yield from found
 
     # Parts ------------------------------------------------------------------
+
+    def _scale(self) -> _Scale:
+        """As it was before room was made for what comes."""
+        scale = _Scale(self._rings.sizes, self._target, self._limit)
+        for _, ring in self._evicted:
+            scale.sizes[ring] += 1
+        return scale
 
     def _evict(
         self, scale: _Scale, ghost: int | None, ghosts: _Ghosts, victim: ChunkId, ring: int

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from itertools import islice
 from typing import Protocol
 
+from hypothesis import strategies as st
 from kvtiers.policies import Policy, PolicyRequest, Run, TierInfo
 from libcachesim import Request
 from traces import zipf_ids
@@ -75,6 +76,34 @@ def assert_equal_hits(
         hits += hit
         assert hit == theirs.get(Request(obj_size=1, obj_id=chunk)), f"request {i}"
     assert 0 < hits <= i
+
+
+few_prompts = st.lists(
+    st.lists(st.integers(0, 24), min_size=1, max_size=5, unique=True), max_size=60
+)
+
+
+def assert_runs_decide_as_chunks(
+    policy_class: type[Policy], prompts: Sequence[Sequence[int]], capacity: int, at_once: int
+) -> None:
+    """Room is made for a whole run, at once or in parts; what is held comes out equal, in order."""
+    by_run = ChunkTier(policy_class, capacity, at_once)
+    by_chunk = ChunkTier(policy_class, capacity)
+    for prompt in prompts:
+        fitting = prompt[:capacity]
+        held = [chunk for chunk in fitting if chunk in by_run.held]
+        by_run.serve(fitting)
+        # What is held is used first, so that no chunk makes another of its prompt go.
+        for chunk in reversed(held):
+            assert by_chunk.get(chunk)
+        for chunk in reversed(fitting):
+            if chunk not in held:
+                assert not by_chunk.get(chunk)
+        if not by_chunk.held.issuperset(fitting):
+            # A chunk pushed out another one of its own prompt, as none does in a run.
+            return
+        assert by_run.held == by_chunk.held
+        assert by_run.order() == by_chunk.order()
 
 
 def uniform_ids(n: int) -> list[int]:

@@ -7,6 +7,8 @@ from chunk_tier import (
     REQUEST,
     ChunkTier,
     assert_equal_hits,
+    assert_runs_decide_as_chunks,
+    few_prompts,
     loops_between_popular_ids,
     uniform_ids,
 )
@@ -46,32 +48,12 @@ def test_chunks_of_a_real_trace_hit_as_in_libcachesim(capacity: int) -> None:
     assert_equal_hits(ArcPolicy, ARC, ids, capacity)
 
 
-@given(
-    capacity=st.integers(1, 12),
-    prompts=st.lists(
-        st.lists(st.integers(0, 24), min_size=1, max_size=5, unique=True), max_size=60
-    ),
-)
+@given(capacity=st.integers(1, 12), at_once=st.integers(1, 5), prompts=few_prompts)
 def test_a_run_at_a_time_decides_as_a_chunk_at_a_time(
-    capacity: int, prompts: list[list[int]]
+    capacity: int, at_once: int, prompts: list[list[int]]
 ) -> None:
-    """Room for a run is made at once; the ghosts, the target and the order come out equal."""
-    by_run, by_chunk = ChunkTier(ArcPolicy, capacity), ChunkTier(ArcPolicy, capacity)
-    for prompt in prompts:
-        fitting = prompt[:capacity]
-        held = [chunk for chunk in fitting if chunk in by_run.held]
-        by_run.serve(fitting)
-        # What is held is used first, so that no chunk makes another of its prompt go.
-        for chunk in reversed(held):
-            assert by_chunk.get(chunk)
-        for chunk in reversed(fitting):
-            if chunk not in held:
-                assert not by_chunk.get(chunk)
-        if not by_chunk.held.issuperset(fitting):
-            # A chunk pushed out another one of its own prompt, as none does in a run.
-            return
-        assert by_run.held == by_chunk.held
-        assert order(by_run.policy) == order(by_chunk.policy)
+    """So the ghosts and the target come out equal too: the next victims depend on them."""
+    assert_runs_decide_as_chunks(ArcPolicy, prompts, capacity, at_once)
 
 
 def order(policy: ArcPolicy, tier: str = "cpu") -> list[object]:

@@ -14,6 +14,8 @@ from chunk_tier import (
     REQUEST,
     ChunkTier,
     assert_equal_hits,
+    assert_runs_decide_as_chunks,
+    few_prompts,
     loops_between_popular_ids,
     uniform_ids,
 )
@@ -130,35 +132,12 @@ def wide_window(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @each_reference
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=100)
-@given(
-    capacity=st.integers(1, 16),
-    at_once=st.integers(1, 5),
-    prompts=st.lists(
-        st.lists(st.integers(0, 24), min_size=1, max_size=5, unique=True), max_size=60
-    ),
-)
+@given(capacity=st.integers(1, 16), at_once=st.integers(1, 5), prompts=few_prompts)
 @pytest.mark.usefixtures("wide_window")
 def test_a_run_at_a_time_decides_as_a_chunk_at_a_time(
     reference: Reference, capacity: int, at_once: int, prompts: list[list[int]]
 ) -> None:
-    """Room is made for a whole run, at once or in parts; what is held comes out equal, in order."""
-    by_run = ChunkTier(reference.ours, capacity, at_once)
-    by_chunk = ChunkTier(reference.ours, capacity)
-    for prompt in prompts:
-        fitting = prompt[:capacity]
-        held = [chunk for chunk in fitting if chunk in by_run.held]
-        by_run.serve(fitting)
-        # What is held is used first, so that no chunk makes another of its prompt go.
-        for chunk in reversed(held):
-            assert by_chunk.get(chunk)
-        for chunk in reversed(fitting):
-            if chunk not in held:
-                assert not by_chunk.get(chunk)
-        if not by_chunk.held.issuperset(fitting):
-            # A chunk pushed out another one of its own prompt, as none does in a run.
-            return
-        assert by_run.held == by_chunk.held
-        assert by_run.order() == by_chunk.order()
+    assert_runs_decide_as_chunks(reference.ours, prompts, capacity, at_once)
 
 
 # What each of them is for ----------------------------------------------------
@@ -307,7 +286,7 @@ def test_a_sketch_counts_no_less_than_there_was_and_halves_it() -> None:
     assert sketch.estimates(chunks) == [estimate // 2 for estimate in before]
 
 
-def test_counters_of_a_sketch_stop_at_their_highest(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_counters_of_a_sketch_stop_at_their_highest() -> None:
     sketch = FrequencySketch(10)
     sketch._counters[:] = 65_534
     for _ in range(3):
