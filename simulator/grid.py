@@ -72,8 +72,9 @@ class Result:
         hit_tokens: tokens saved from being computed.
         input_tokens: tokens of all prompts that count.
         requests: that count.
-        written_chunks, removed_chunks: that came into the tier and left it.
-        written_bytes: the same in bytes, None if the size of a chunk is unknown.
+        written_chunks: that came into the tier, or the tiers of a stack.
+        removed_chunks: that left the tier; of a stack None, for nobody counts them.
+        written_bytes: what was written in bytes, None if the size of a chunk is unknown.
         capacity_bytes: of the tier, None likewise.
         chunk_tokens: tokens of a chunk.
         footprint_chunks: what shares were taken of.
@@ -94,7 +95,7 @@ class Result:
     input_tokens: int
     requests: int
     written_chunks: int
-    removed_chunks: int
+    removed_chunks: int | None
     written_bytes: int | None
     capacity_bytes: int | None
     chunk_tokens: int
@@ -167,7 +168,7 @@ def _result(
         input_tokens=tally.input_tokens,
         requests=tally.requests,
         written_chunks=tally.written_chunks,
-        removed_chunks=tally.removed_chunks,
+        removed_chunks=None if tally.tiers else tally.removed_chunks,
         written_bytes=size and tally.written_chunks * size,
         capacity_bytes=size and capacity[0] * size,
         chunk_tokens=task.trace.chunk_tokens,

@@ -185,6 +185,8 @@ def test_the_command_shows_each_tier(tmp_path: Path, capsys) -> None:
     assert lru_row["tiers"]["disk"]["token_hit_ratio"] == 0.5
     assert lru_row["first_token_mean"] > 0
     assert lru_row["capacity_chunks"] == 2
+    # Nobody counts what leaves a stack.
+    assert lru_row["removed_chunks"] is None
     # All tiers together hold everything.
     assert min_row["token_hit_ratio"] == 0.5
     shown = capsys.readouterr().out
