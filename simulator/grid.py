@@ -14,7 +14,6 @@ from typing import Any
 
 from kvtiers.policies import Policy, Run, TierInfo
 from kvtiers.policies.placement import with_placement
-from kvtiers.policies.quota import with_quotas
 from kvtiers.simulator.choices import LRU, MIN, PolicyChoice
 from kvtiers.simulator.optimum import Future, optimum
 from kvtiers.simulator.replay import Tally, replay
@@ -285,12 +284,12 @@ def _serve(
     choice: PolicyChoice,
     on_request: Callable[[int], None],
 ) -> Tally:
-    """Replay one cell through the live hierarchy, under the rules that an engine adds."""
+    """Replay one cell through the live hierarchy, with the stack's rules of placement."""
 
     def make(
         tiers: Sequence[TierInfo], clock: Callable[[], float], cost: Callable[[Run], float]
     ) -> Policy:
-        return with_quotas(with_placement(choice.make(tiers, clock, cost), stack.placement))
+        return with_placement(choice.make(tiers, clock, cost), stack.placement)
 
     sizes = {**task.others, CPU: capacity}
     return serve(task.trace, stack, sizes, make, task.chunk_bytes, task.score_from, on_request)

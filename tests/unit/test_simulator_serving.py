@@ -166,13 +166,35 @@ def write_stack(tmp_path: Path, text: str) -> Path:
     return file
 
 
-def test_the_command_shows_each_tier(tmp_path: Path, capsys) -> None:
+def write_trace(tmp_path: Path, prompts: Sequence[list[int]]) -> Path:
     lines = [
         {"timestamp": 1000 * i, "input_length": 512 * len(ids), "output_length": 1, "hash_ids": ids}
-        for i, ids in enumerate([[0, 1], [5, 6], [0, 1], [5, 6]])
+        for i, ids in enumerate(prompts)
     ]
     trace = tmp_path / "t.jsonl"
     trace.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return trace
+
+
+@pytest.mark.parametrize(("admission", "written"), [("all", 4), ("reused", 2)])
+def test_lower_tiers_are_filled_as_the_stack_says(
+    tmp_path: Path, admission: str, written: int
+) -> None:
+    trace = write_trace(tmp_path, [[0, 1], [5, 6], [0, 1], [0, 1]])
+    stack = write_stack(
+        tmp_path,
+        f"chunk_bytes: 1MiB\nadmission: {admission}\ntiers:\n"
+        "- {name: cpu, capacity: 2}\n- {name: disk, capacity: 8, read: 5GB/s}\n",
+    )
+    out = tmp_path / "out.json"
+    words = ["simulate", str(trace), "--policies", "lru", "--tiers", str(stack)]
+    assert cli.main([*words, "--jobs", "1", "--json", str(out)]) == 0
+    (row,) = json.loads(out.read_text())
+    assert row["tiers"]["disk"]["written_bytes"] == written * MIB
+
+
+def test_the_command_shows_each_tier(tmp_path: Path, capsys) -> None:
+    trace = write_trace(tmp_path, [[0, 1], [5, 6], [0, 1], [5, 6]])
     stack = write_stack(
         tmp_path,
         "chunk_bytes: 1MiB\nprefill: 1e4\ntiers:\n"
