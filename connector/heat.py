@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Annotated, Literal
 
 import numpy as np
 from kvtiers.connector.config_errors import did_you_mean, shown
+from kvtiers.tiers.file_option import FileOption
 from numpy.typing import NDArray
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
@@ -41,7 +41,7 @@ class HeatSettings(BaseModel):
         default=32, ge=1, description="how many queries at the end of a prompt are measured"
     )
     every: int = Field(default=1, ge=1, description="which requests are measured: each n-th")
-    log: Path | None = Field(
+    log: FileOption | None = Field(
         default=None, description="the file that what is measured is appended to"
     )
 

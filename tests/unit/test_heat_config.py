@@ -24,6 +24,7 @@ def test_the_user_has_the_last_word() -> None:
     assert heat(policy="lru", attention_heat=True) == HeatSettings()
     assert heat(attention_heat={"layers": 5, "every": 2}) == HeatSettings(layers=5, every=2)
     assert heat(attention_heat={"log": "/tmp/heat.jsonl"}).log == Path("/tmp/heat.jsonl")
+    assert heat(attention_heat={"log": "~/heat.jsonl"}).log == Path.home() / "heat.jsonl"
 
 
 def test_the_variable_takes_a_mapping_too() -> None:
@@ -41,6 +42,7 @@ def test_the_variable_takes_a_mapping_too() -> None:
         ({"layers": 0}, "and its layers is 0"),
         ({"every": "often"}, "and its every is 'often'"),
         ({"log": 5}, "and its log is 5"),
+        ({"log": ""}, "and its log is ''"),
     ],
 )
 def test_what_cannot_be_meant_is_told_with_what_is_allowed(value, tail) -> None:
