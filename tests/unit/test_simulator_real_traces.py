@@ -52,7 +52,7 @@ CONVERSATION = 170_899
 def test_lru_and_the_optimum_hit_of_conversations_what_was_published(
     share: float, lru: float, best: float
 ) -> None:
-    """Within two and a half points of the last third of the whole hour, of which this is the middle.
+    """Within two and a half points of the whole hour's last third; this is the middle.
 
     There LRU hits 4.6, 5.4, 7.8 and 21.2 % and the optimum 18.6, 25.6, 33.1 and 40.9 %.
     """
