@@ -23,6 +23,7 @@ from kvtiers.connector.sizes import Capacity
 from kvtiers.policies import POLICIES
 from kvtiers.policies.registry import DuplicateNameError, Registry, UnknownNameError
 from kvtiers.tiers import TIERS, TierConfig
+from kvtiers.tiers.file_option import at_home, with_variables
 from kvtiers.tiers.remote_url import is_remote, without_local_scheme
 from kvtiers.tiers.residency import CPU, GPU
 from pydantic import BaseModel, ValidationError
@@ -253,15 +254,11 @@ class EntryReader:
             return
         if is_remote(written) and "@" in written:
             return  # a password may look like a variable, and must not be shown as one
-        expanded = os.path.expandvars(without_local_scheme(written))
-        if unset := re.search(r"\$\{?\w+\}?", expanded):
-            self._refuse(
-                f"{path}.path",
-                written,
-                f"the variable {unset[0]} is not set. Set it, or write the path in full.",
-            )
-        if "\0" in written:
-            self._refuse(f"{path}.path", written, "no path holds a null character.")
+        expanded = without_local_scheme(written)
+        try:
+            expanded = with_variables(expanded)
+        except ValueError as error:
+            self._refuse(f"{path}.path", written, f"{error}.")
         if is_remote(expanded):
             options["path"] = expanded
             return
@@ -274,11 +271,12 @@ class EntryReader:
                 f"a URL has two slashes after its colon, such as {without_credentials(url)}. A "
                 f"folder of that name is written ./{scheme}:/",
             )
-        at_home = os.path.expanduser(expanded)
-        if at_home.startswith("~"):
-            self._refuse(f"{path}.path", written, "there is no such user. Write the path in full.")
-        folder = self._layers.owners["tiers"].folder
-        options["path"] = os.path.normpath(folder / at_home)
+        local = Path(expanded)
+        try:
+            local = at_home(local)
+        except ValueError as error:
+            self._refuse(f"{path}.path", written, f"{error}.")
+        options["path"] = os.path.normpath(self._layers.owners["tiers"].folder / local)
 
     def _validated(
         self, model: type[BaseModel], options: Mapping[str, Any], path: str, also_known: str

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
 from kvtiers.connector.sizes import format_bytes
-from kvtiers.tiers.file_option import at_home
+from kvtiers.tiers.file_option import at_home, with_variables
 from kvtiers.tiers.units import Size
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
@@ -48,14 +47,8 @@ class Record(BaseModel):
             ValueError: there is no such user or variable, or no folder can have that name.
 
         """
-        expanded = os.path.expandvars(self.path)
-        if "\0" in expanded:
-            raise ValueError("no path holds a null character")
-        if unset := re.search(r"\$\{?\w+\}?", expanded):
-            raise ValueError(
-                f"the variable {unset[0]} is not set. Set it, or write the path in full"
-            )
-        path = os.path.normpath(folder / at_home(Path(expanded)))
+        expanded = Path(with_variables(os.fspath(self.path)))
+        path = os.path.normpath(folder / at_home(expanded))
         return self.model_copy(update={"path": Path(path)})
 
 
