@@ -17,6 +17,8 @@ from kvtiers.tiers.base import ReadOutcome, WriteOutcome
 from kvtiers.tiers.workers import Op, OpKind, call, fail, scan
 
 _NOBODY = PolicyRequest("")
+# Nobody waits for these.
+_PATIENT = (OpKind.WRITE, OpKind.REMOVE)
 
 
 class Timeline:
@@ -132,7 +134,6 @@ class SharedDevice(Device):
         super().__init__(model, capacity, chunk_bytes, timeline)
         self._policy: Policy | None = None
         self._name = model.name
-        self._evicted = 0
 
     def keep(
         self,
@@ -175,11 +176,6 @@ class SharedDevice(Device):
         policy.on_remove(victims, self._name)
         for victim in victims:
             del self._held[replace(like, hash=cast("bytes", victim))]
-        self._evicted += len(victims)
-
-    def usage(self) -> Usage:
-        """See ``Tier``."""
-        return replace(super().usage(), evicted=self._evicted)
 
 
 class VirtualWorkers:
@@ -191,6 +187,8 @@ class VirtualWorkers:
         self._done = done
         self._timeline = timeline
         self._free = tier.config.threads
+        # Half of the threads take no stores, as live.
+        self._stores = max(1, tier.config.threads // 2)
         self._urgent: deque[Op] = deque()
         self._patient: deque[Op] = deque()
 
@@ -199,8 +197,7 @@ class VirtualWorkers:
         if op.kind is OpKind.SCAN:
             scan(self._device, op, self._done, lambda: False)
             return
-        patient = op.kind in (OpKind.WRITE, OpKind.REMOVE)
-        (self._patient if patient else self._urgent).append(op)
+        (self._patient if op.kind in _PATIENT else self._urgent).append(op)
         self._start()
 
     def cancel(self, op: Op) -> bool:
@@ -217,11 +214,17 @@ class VirtualWorkers:
         self._patient.clear()
 
     def _start(self) -> None:
-        while self._free and (self._urgent or self._patient):
+        while self._free and (self._urgent or (self._patient and self._stores)):
             op = (self._urgent or self._patient).popleft()
-            self._free -= 1
+            self._take(op, -1)
             op.began, op.started = self._timeline.now, True
             self._timeline.at(self._ends(op), partial(self._end, op))
+
+    def _take(self, op: Op, n: int) -> None:
+        """Count threads that are free, and those of them that take stores."""
+        self._free += n
+        if op.kind in _PATIENT:
+            self._stores += n
 
     def _ends(self, op: Op) -> float:
         device = self._device
@@ -240,6 +243,6 @@ class VirtualWorkers:
             call(self._device, op)
         else:
             fail(op, TimeoutError("its deadline passed in the queue"))
-        self._free += 1
+        self._take(op, 1)
         self._done(op)
         self._start()

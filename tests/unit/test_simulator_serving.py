@@ -5,6 +5,7 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from kvtiers.policies import Policy, TierInfo
@@ -12,9 +13,12 @@ from kvtiers.policies.lru import LruPolicy
 from kvtiers.simulator.errors import SimulatorError
 from kvtiers.simulator.replay import Tally, replay
 from kvtiers.simulator.serving import serve
-from kvtiers.simulator.stack import StackModel, read_stack
-from kvtiers.simulator.timeline import Pipe, Timeline
+from kvtiers.simulator.stack import StackModel, TierModel, read_stack
+from kvtiers.simulator.timeline import Device, Pipe, Timeline, VirtualWorkers
 from kvtiers.simulator.trace import Trace, TraceRequest
+from kvtiers.tiers import ChunkKey, Namespace
+from kvtiers.tiers.base import ReadOutcome
+from kvtiers.tiers.workers import Op, OpKind
 from kvtiers.tools import cli
 from small_traces import chat, trace_of
 
@@ -92,6 +96,49 @@ def test_what_a_device_carries_comes_one_after_the_other_and_a_latency_later() -
     assert pipe.carry(20, latency=1.0) == 3.0
     assert pipe.carry(10, latency=1.0) == 4.0
     assert pipe.carried == 30
+
+
+NAMESPACE = Namespace("made")
+
+
+def op_of(kind: OpKind, chunk: int, **more: Any) -> Op:
+    """A call for one chunk of a MiB."""
+    return Op(kind, [ChunkKey(NAMESPACE, bytes([chunk]))], [memoryview(b"")], **more)
+
+
+def ended(*ops: Op, threads: int) -> list[tuple[Op, float]]:
+    """What comes back when, of a device that moves a chunk a second either way."""
+    timeline, back = Timeline(), list[tuple[Op, float]]()
+    model = TierModel.model_validate(
+        {"name": "disk", "capacity": "9", "read": MIB, "write": MIB, "threads": threads}
+    )
+    device = Device(model, 9, MIB, timeline)
+    workers = VirtualWorkers(device, lambda op: back.append((op, timeline.now)), timeline)
+    for op in ops:
+        workers.submit(op)
+    if ops[-1].request_id == "given up":
+        assert workers.cancel(ops[-1])
+    timeline.run(lambda: False)
+    return back
+
+
+def test_half_of_the_threads_take_no_stores() -> None:
+    stores = [op_of(OpKind.WRITE, chunk) for chunk in range(3)]
+    load = op_of(OpKind.READ, 9)
+    came = dict(ended(*stores, load, threads=2))
+    assert [came[op] for op in (load, *stores)] == [1.0, 1.0, 2.0, 3.0]
+
+
+def test_a_load_whose_deadline_passes_in_the_queue_takes_no_more_time() -> None:
+    loads = [op_of(OpKind.READ, 1, deadline=0.5) for _ in range(3)]
+    came = ended(*loads, threads=1)
+    assert [seconds for _, seconds in came] == [1.0, 1.0, 1.0]
+    assert [op.reads for op, _ in came] == [[ReadOutcome.MISS], *[[ReadOutcome.FAILED]] * 2]
+
+
+def test_what_is_taken_back_in_the_queue_does_not_come_back() -> None:
+    first, second = op_of(OpKind.READ, 1), op_of(OpKind.READ, 2, request_id="given up")
+    assert ended(first, second, threads=1) == [(first, 1.0)]
 
 
 def test_the_engines_own_cache_is_the_nearest_tier() -> None:
