@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from itertools import islice
 
 from kvtiers.policies import ChunkId
+from kvtiers.policies.around import answers
 from kvtiers.tiers.base import ChunkKey
 from kvtiers.tiers.directory import Chunk, State, runs_of
 from kvtiers.tiers.lower import LowerTier
@@ -41,6 +42,7 @@ class Eviction:
         self._residency = residency
         self._spill = spill
         self._queued = queued
+        self._demotes = answers(residency.policy, "demote")
 
     def can_free(self, n: int) -> bool:
         """Whether ``n`` slots are or could be free. Evicts nothing, but cancels queued stores."""
@@ -54,7 +56,8 @@ class Eviction:
         slots = self._residency.slots
         if slots.free < n:
             short = n - slots.free
-            self._demote_of(self._coldest(_DEMOTE_AHEAD * short))
+            if self._demotes:
+                self._demote_of(self._coldest(_DEMOTE_AHEAD * short))
             self._drop_coldest(short)
         if slots.free < n:
             self._spill.cancel_queued(n - slots.free)
