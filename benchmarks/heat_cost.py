@@ -58,8 +58,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         model = options.model or smollm2_path()
     except ModelError as error:
-        progress.print(str(error), markup=False)
-        return 1
+        progress.print(str(error), markup=False, soft_wrap=True)
+        return 2
     pairs = []
     for pair in _measure(model, options):
         pairs.append(pair)

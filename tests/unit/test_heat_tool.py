@@ -264,3 +264,13 @@ def test_the_policies_are_compared_over_the_same_sessions(monkeypatch) -> None:
     assert [row.capacity_share for row in lru] == list(heat_policy.CAPACITIES)
     assert lru[0].hit_ratio < lru[-1].hit_ratio < 1
     assert all(row.over_lru == 0 for row in rows), "all heat is the same, so all are LRU"
+
+
+def test_the_policies_compared_hear_the_heat_of_each_turn_and_one_hears_it_shuffled(
+    monkeypatch,
+) -> None:
+    for name, value in {"SESSIONS": 20, "SEEDS": 2, "CAPACITIES": (0.2,)}.items():
+        monkeypatch.setattr(heat_policy, name, value)
+    turns = [[0.9 if i % 5 == n % 5 else 0.1 for i in range(6 * n)] for n in range(1, 9)]
+    gains = [row.over_lru for row in heat_policy.compare([turns])]
+    assert len(set(gains)) == 3, "lru, with heat, and with the same heat elsewhere"
