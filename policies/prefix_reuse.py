@@ -14,14 +14,13 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from math import log2
 from typing import ClassVar
 
 import numpy as np
 from kvtiers.policies.base import ChunkId, Policy, PolicyRequest, Run
 from kvtiers.policies.reuse_classes import ANY, Turn, UseClass, left, own, shared
 from kvtiers.policies.reuse_hazard import HazardLearner
-from kvtiers.policies.reuse_marks import Marks
+from kvtiers.policies.reuse_marks import UNKNOWN, Marks
 from kvtiers.policies.reuse_nodes import NO_NODE, Nodes
 from kvtiers.policies.reuse_sessions import Session, Sessions
 from kvtiers.policies.reuse_watch import Watches
@@ -33,6 +32,8 @@ _BRANCHES = 3
 # Leaves are ranked anew after a second, or when one in so many has changed.
 _RANK_SECONDS = 1.0
 _RANK_SHARE = 64
+# Of their age, that chunks which a scan finds may differ by and share a mark.
+_FOUND_SHARE = 1 / 16
 # What the front end says where the model gave the turn back to the user, if it tells.
 _ENDED = frozenset({"end_turn"})
 
@@ -67,8 +68,8 @@ class PrefixReusePolicy(Policy):
         self._ranks = {name: _Ranks(nodes, self._marks) for name, nodes in self._nodes.items()}
         self._capacity = {tier.name: tier.capacity for tier in self.tiers}
         self._active: dict[str, _Active] = {}
-        # Marks of what a scan found, by its age.
-        self._found: dict[int, int] = {}
+        # What a scan found last in each tier has this mark.
+        self._found = {tier.name: UNKNOWN for tier in self.tiers}
 
     # What happens -----------------------------------------------------------
 
@@ -135,22 +136,19 @@ class PrefixReusePolicy(Policy):
                 mark, owner = self._mark_for(run, begin, parent)
                 nodes.add(chunks[begin:i], parent, mark, owner)
                 self._marks.hold(mark, -1)
+            if i < n:
+                nodes.follows(chunks[i], chunks[i - 1] if i else run.parent)
             i += 1
-        for _ in nodes.cover(chunks, run.parent):
-            # What a scan found learns here what it follows.
-            pass
         self._ranks[tier].changes += 1
 
     def on_found(self, run: Run, tier: str, age: float) -> None:
         """Take the run in as of that age, of a class that nothing is known of."""
         self._learn_limits(run)
-        nodes, key = self._nodes[tier], int(8 * log2(1 + age))
-        if key not in self._found:
-            self._found[key] = self._marks.new(UseClass(ANY), self.clock() - age)
+        nodes, mark = self._nodes[tier], self._mark_found(tier, age)
         for i, chunk in enumerate(run.chunks):
             if nodes.node_of(chunk) == NO_NODE:
                 parent = run.chunks[i - 1] if i else run.parent
-                nodes.add((chunk,), parent, self._found[key], 0)
+                nodes.add((chunk,), parent, mark, 0)
         self._ranks[tier].changes += 1
 
     def on_remove(self, chunks: Sequence[ChunkId], tier: str) -> None:
@@ -293,6 +291,14 @@ class PrefixReusePolicy(Policy):
             if node != NO_NODE:
                 return self._held(nodes.mark_of(node)), nodes.owner_of(node)
         return self._marks.new(UseClass(ANY), self.clock()), 0
+
+    def _mark_found(self, tier: str, age: float) -> int:
+        """That of the last chunk found, if both were last used at about the same time."""
+        mark, since = self._found[tier], self.clock() - age
+        if mark == UNKNOWN or abs(self._marks.since(mark) - since) > _FOUND_SHARE * age:
+            self._marks.hold(mark, -1)
+            mark = self._found[tier] = self._marks.new(UseClass(ANY), since)
+        return mark
 
     def _held(self, mark: int) -> int:
         self._marks.hold(mark, 1)

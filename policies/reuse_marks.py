@@ -66,14 +66,12 @@ class Marks:
         if not self._holders[mark]:
             self._free.append(mark)
 
-    def refresh(self) -> bool:
-        """Whether enough was learned to value everything anew; if so, do so when next asked."""
+    def refresh(self) -> None:
+        """If enough was learned since the last time, value everything anew when next asked."""
         seen = self._learner.seen
-        if seen < self._learned * _NEWS + 1:
-            return False
-        self._learned = float(seen)
-        self._stale[: self._used] = True
-        return True
+        if seen >= self._learned * _NEWS + 1:
+            self._learned = float(seen)
+            self._stale[: self._used] = True
 
     def worth(self, marks: Ints, now: float) -> Floats:
         """Index of each mark now: expected hits per second of keeping a chunk."""

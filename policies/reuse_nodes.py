@@ -24,9 +24,6 @@ from kvtiers.policies.sharded import ShardedDict
 
 NO_NODE = -1
 
-Scores = Callable[[npt.NDArray[np.int64]], npt.NDArray[np.float64]]
-"""What keeping the nodes of these rows is worth."""
-
 
 class Nodes:
     """Chunks of one tier as nodes; each node has the number of the mark it was last given.
@@ -67,11 +64,13 @@ class Nodes:
 
     def children_of(self, node: int) -> int:
         """How many nodes follow this one."""
-        return self._children.get(self._last(node)) or 0
+        return self._children.get(self.last_chunk(node)) or 0
 
     def last_chunk(self, node: int) -> ChunkId:
         """The chunk at the end of a node."""
-        return self._last(node)
+        chunks = self._chunks[node]
+        assert chunks is not None
+        return chunks[self._size[node] - 1]
 
     def parent_of(self, node: int) -> int:
         """The node before this one, ``NO_NODE`` if there is none here."""
@@ -96,11 +95,15 @@ class Nodes:
             same = self._match(node, chunks, i)
             if same < self._size[node]:
                 self._cut(node, same)
-            before = chunks[i - 1] if i else parent
-            if before is not None and self._above[node] is None:
-                self._hang(node, before)
+            self._learn_parent(node, chunks[i - 1] if i else parent)
             yield node
             i += same
+
+    def follows(self, chunk: ChunkId, parent: ChunkId | None) -> None:
+        """What is before a chunk is known now, as it need not be of what a scan found."""
+        node = self.node_of(chunk)
+        if node != NO_NODE and self._first(node) == chunk:
+            self._learn_parent(node, parent)
 
     def uses_of(self, node: int) -> int:
         """How often a node was used, by the request that stored it too."""
@@ -122,13 +125,7 @@ class Nodes:
 
     def add(self, chunks: Sequence[ChunkId], parent: ChunkId | None, mark: int, owner: int) -> None:
         """Take in chunks of which the tier has none, behind ``parent``."""
-        at = NO_NODE if parent is None else self.node_of(parent)
-        if at != NO_NODE and self._last(at) != parent:
-            self._cut_before_child(at, parent)
-        if at != NO_NODE and self._leaf[at] and self._mark[at] == mark:
-            self._extend(at, tuple(chunks))
-        else:
-            at = self._new(tuple(chunks), parent, mark, owner)
+        self._new(tuple(chunks), parent, mark, owner)
         self.held += len(chunks)
         # What was left without a parent finds it again.
         for chunk in [c for c in chunks[:-1] if c in self._children]:
@@ -141,7 +138,7 @@ class Nodes:
         node = self._where.get(chunk)
         if node is None:
             return
-        if self._last(node) != chunk:
+        if self.last_chunk(node) != chunk:
             self._cut(node, self._index(node, chunk) + 1)
         del self._where[chunk]
         self.held -= 1
@@ -209,10 +206,14 @@ class Nodes:
 
     # Parts ------------------------------------------------------------------
 
-    def _last(self, node: int) -> ChunkId:
+    def _learn_parent(self, node: int, parent: ChunkId | None) -> None:
+        if parent is not None and self._above[node] is None:
+            self._hang(node, parent)
+
+    def _first(self, node: int) -> ChunkId:
         chunks = self._chunks[node]
         assert chunks is not None
-        return chunks[self._size[node] - 1]
+        return chunks[0]
 
     def _index(self, node: int, chunk: ChunkId) -> int:
         chunks = self._chunks[node]
@@ -231,7 +232,7 @@ class Nodes:
 
     def _new(
         self, chunks: tuple[ChunkId, ...], parent: ChunkId | None, mark: int, owner: int
-    ) -> int:
+    ) -> None:
         node = self._table.new(len(chunks), mark, owner, 0, 1)
         self._chunks.put(node, chunks)
         self._above.put(node, None)
@@ -239,34 +240,20 @@ class Nodes:
         self._marked(mark, 1)
         if parent is not None:
             self._hang(node, parent)
-        return node
 
     def _hang(self, node: int, parent: ChunkId) -> None:
         self._above[node] = parent
         self._children[parent] = (self._children.get(parent) or 0) + 1
         above = self.node_of(parent)
         if above != NO_NODE:
-            if self._last(above) != parent:
+            if self.last_chunk(above) != parent:
                 self._cut(above, self._index(above, parent) + 1)
                 return
             self._set_leaf(above, False)
 
-    def _extend(self, node: int, chunks: tuple[ChunkId, ...]) -> None:
-        mine = self._chunks[node]
-        assert mine is not None
-        self._chunks[node] = mine[: self._size[node]] + chunks
-        self._size[node] += len(chunks)
-        self._where.assign(chunks, node)
-
     def _cut_before(self, node: int, chunk: ChunkId) -> int:
         """The node that begins with ``chunk``, which is in ``node``."""
-        chunks = self._chunks[node]
-        assert chunks is not None
-        return node if chunks[0] == chunk else self._cut(node, chunks.index(chunk))
-
-    def _cut_before_child(self, node: int, parent: ChunkId | None) -> None:
-        if parent is not None:
-            self._cut(node, self._index(node, parent) + 1)
+        return node if self._first(node) == chunk else self._cut(node, self._index(node, chunk))
 
     def _cut(self, node: int, at: int) -> int:
         """Cut a node before its chunk number ``at``. Returns the node of what follows."""

@@ -16,8 +16,9 @@ from kvtiers.policies.base import ChunkId
 from kvtiers.policies.reuse_classes import FEATURES, UseClass
 from kvtiers.policies.reuse_hazard import Floats, HazardLearner, Ints
 
-# Observations that the learner gets at once.
-_BATCH = 64
+# Observations that the learner gets at once, and how many at most that are not over: four
+# milliseconds, while the scheduler waits.
+_BATCH, _MOST_DUE = 64, 1024
 _SMALL = 64
 
 
@@ -104,10 +105,11 @@ class Watches:
         self._learn(np.array(ended), self._age[ended], self._used[ended])
         self._free += ended
         ages = now - self._since
-        due = np.flatnonzero(ages > 2 * self._told + 16)
-        for part in np.array_split(due, len(due) // 1024 + 1) if len(due) else ():
-            self._learn(part, ages[part], np.zeros(len(part)))
-            self._told[part] = ages[part]
+        # The rest are due still when the next batch is full.
+        due = np.flatnonzero(ages > 2 * self._told + 16)[:_MOST_DUE]
+        if len(due):
+            self._learn(due, ages[due], np.zeros(len(due)))
+            self._told[due] = ages[due]
 
     def _learn(self, rows: Ints, ages: Floats, used: Floats) -> None:
         self._learner.learn(self._strata[rows], self._rows[rows], self._told[rows], ages, used)

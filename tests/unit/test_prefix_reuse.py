@@ -1,9 +1,11 @@
 """The learner of reuse: its contract, what it learns, and that it forgets what is gone."""
 
 import random
+from collections.abc import Sequence
 from itertools import islice
 
 import numpy as np
+import pytest
 from kvtiers.policies import Policy, PolicyRequest, Run, TierInfo
 from kvtiers.policies.conformance import PolicyConformance
 from kvtiers.policies.lru import LruPolicy
@@ -25,7 +27,9 @@ class Tier:
         self.policy = policy_class([TierInfo("cpu", capacity)], clock=lambda: self.now)
         self.held: set[int] = set()
 
-    def serve(self, now: float, prompt: range, session: str = "", output: int = 100) -> int:
+    def serve(
+        self, now: float, prompt: Sequence[int], session: str = "", reason: str = "stop"
+    ) -> int:
         """Hit length of the prompt."""
         self.now, self.served = now, self.served + 1
         run = Run(prompt)
@@ -38,7 +42,7 @@ class Tier:
             self.policy.on_access(run.head(hit), request, "cpu")
         self.policy.on_start(request)
         self.store(run.tail(hit), set(prompt))
-        request.output_tokens, request.finish_reason = output, "stop"
+        request.output_tokens, request.finish_reason = 100, reason
         self.policy.on_finish(request)
         return hit
 
@@ -55,38 +59,83 @@ class Tier:
             self.held.update(run.chunks)
 
 
-def hits_of_returning_and_single_prompts(policy_class: type[Policy]) -> int:
-    """Short prompts that come back after a minute among long ones that never do."""
-    tier, rng, ids, hits = Tier(policy_class, 120), random.Random(5), iter(range(10**9)), 0
-    due: list[tuple[float, range]] = []
+# Of each kind of prompt: how many chunks, why its request ends, and whether it comes again.
+Kind = tuple[int, str, bool]
+BY_LENGTH: tuple[Kind, Kind] = (4, "stop", True), (30, "stop", False)
+BY_REASON: tuple[Kind, Kind] = (10, "tool_use", True), (10, "end_turn", False)
+
+
+def after_returning_and_single_prompts(
+    policy_class: type[Policy], kinds: tuple[Kind, Kind]
+) -> tuple[Tier, float]:
+    """Prompts that come back after a minute among others that never do; the share of hits."""
+    tier, rng, ids = Tier(policy_class, 120), random.Random(5), iter(range(10**9))
+    hits, asked = 0, 0
+    due: list[tuple[float, range, str]] = []
     for step in range(3000):
         now = 2.0 * step
         while due and due[0][0] <= now:
-            hits += tier.serve(now, due.pop(0)[1])
+            _, prompt, reason = due.pop(0)
+            asked += len(prompt)
+            hits += tier.serve(now, prompt, reason=reason)
         start = next(islice(ids, 64, None))
-        if rng.random() < 0.5:
-            tier.serve(now, range(start, start + 4))
-            due.append((now + 60, range(start, start + 4)))
-        else:
-            tier.serve(now, range(start, start + 30))
-    return hits
+        chunks, reason, returns = kinds[rng.random() < 0.5]
+        prompt = range(start, start + chunks)
+        tier.serve(now, prompt, reason=reason)
+        if returns:
+            due.append((now + 60, prompt, reason))
+    return tier, hits / asked
 
 
-def test_prompts_that_return_are_kept_before_longer_ones_that_never_do() -> None:
-    ours = hits_of_returning_and_single_prompts(PrefixReusePolicy)
-    lru = hits_of_returning_and_single_prompts(LruPolicy)
-    assert ours > 4 * lru + 1000
+@pytest.mark.parametrize("kinds", [BY_LENGTH, BY_REASON])
+def test_prompts_that_return_are_kept_before_those_that_never_do(kinds: tuple[Kind, Kind]) -> None:
+    _, ours = after_returning_and_single_prompts(PrefixReusePolicy, kinds)
+    _, lru = after_returning_and_single_prompts(LruPolicy, kinds)
+    assert ours > 0.6
+    assert lru == 0.0
 
 
-def test_what_a_session_went_on_without_goes_first() -> None:
+def test_what_is_worth_less_than_what_is_there_is_not_taken() -> None:
+    tier, _ = after_returning_and_single_prompts(PrefixReusePolicy, BY_LENGTH)
+    admitted = []
+    for name, chunks in (("returns", 4), ("single", 30)):
+        run = Run(range(10**9, 10**9 + chunks))
+        request = PolicyRequest(name, (run,), tier.now, prompt_tokens=256 * chunks)
+        tier.policy.on_request(request)
+        admitted.append(tier.policy.admit(run, "cpu"))
+        tier.policy.on_finish(request)
+    assert admitted[0] == 4
+    assert admitted[1] < 30
+
+
+@pytest.mark.parametrize("session", ["agent", ""])
+def test_what_a_session_went_on_without_goes_first(session: str) -> None:
     tier = Tier(PrefixReusePolicy, 40)
-    tier.serve(0.0, range(20), "agent")
-    tier.serve(1.0, range(100, 110), "other")
-    # The agent edits its prompt: five chunks stay, fifteen are left behind.
-    run = Run([*range(5), *range(200, 205)])
-    tier.serve(2.0, run.chunks, "agent")
-    named = list(tier.policy.victims("cpu", 15))
-    assert named[:15] == list(range(19, 4, -1))
+    tier.serve(0.0, range(100, 110), "other")
+    tier.serve(1.0, range(20), session)
+    # The agent edits its prompt: twelve chunks stay, eight are left behind.
+    tier.serve(2.0, [*range(12), *range(200, 205)], session)
+    named = list(tier.policy.victims("cpu", 8))
+    assert named[:8] == list(range(19, 11, -1))
+
+
+def test_what_others_use_too_is_not_left_behind_by_one() -> None:
+    tier = Tier(PrefixReusePolicy, 40)
+    tier.serve(0.0, range(100, 110), "other")
+    tier.serve(1.0, range(10), "one")
+    tier.serve(2.0, range(10), "two")
+    tier.serve(3.0, range(200, 210), "two")
+    assert list(tier.policy.victims("cpu", 10))[:10] == list(range(109, 99, -1))
+
+
+def test_what_is_found_later_was_used_later() -> None:
+    tier = Tier(PrefixReusePolicy, 40)
+    tier.policy.on_found(Run((1,)), "cpu", 5.0)
+    tier.policy.on_found(Run((2,)), "cpu", 5.1)
+    tier.serve(600.0, range(10, 12))
+    tier.now = 3600.0
+    tier.policy.on_found(Run((3,)), "cpu", 5.0)
+    assert list(tier.policy.victims("cpu", 40)) == [1, 2, 11, 10, 3]
 
 
 def test_marks_go_with_what_they_were_on() -> None:
