@@ -30,6 +30,7 @@ from kvtiers.connector.engine_checks import (
     check_reports,
 )
 from kvtiers.connector.favour import ChunkBlocks, GpuFavour, Groups, Prefix
+from kvtiers.connector.heat import NO_COST, NO_STEP
 from kvtiers.connector.heat_probe import HeatProbe
 from kvtiers.connector.heat_watch import HeatWatch
 from kvtiers.connector.manager import Adapter, RequestKeys, TieredOffloadingManager
@@ -326,8 +327,8 @@ class TieredKVConnector(OffloadingConnector):  # type: ignore[misc]  # vLLM is u
         if self._heat_watch is None:
             return metadata
         statuses = self.scheduler._req_status  # noqa: SLF001 - in the contract
-        jobs = self._heat_watch.jobs(scheduler_output, statuses, self._manager.chunks_of)
-        return TieredMetadata.extend(metadata, jobs) if jobs else metadata
+        step = self._heat_watch.step(scheduler_output, statuses, self._manager.chunks_of)
+        return TieredMetadata.extend(metadata, step) if step.prefill else metadata
 
     def _offer_again(self) -> None:
         """Have vLLM offer what was turned away before the GPU's cache was full enough.
@@ -373,7 +374,7 @@ class TieredKVConnector(OffloadingConnector):  # type: ignore[misc]  # vLLM is u
         """Called before the model runs; ``start_load_kv`` mostly after it."""
         super().bind_connector_metadata(connector_metadata)
         if self._heat_probe is not None:
-            self._heat_probe.begin(getattr(connector_metadata, "heat_jobs", ()))
+            self._heat_probe.begin(getattr(connector_metadata, "heat", NO_STEP))
 
     def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
         """Submit this step's copies."""
@@ -404,15 +405,16 @@ class TieredKVConnector(OffloadingConnector):  # type: ignore[misc]  # vLLM is u
         """Tell the scheduler which jobs have ended or failed, what adapters hold, and heat."""
         metadata = super().build_connector_worker_meta()
         adapters = self._loaded_adapters.take() if self._loaded_adapters is not None else {}
-        heat = self._heat_probe.take() if self._heat_probe is not None else {}
+        probe = self._heat_probe
+        heat, cost = ({}, NO_COST) if probe is None else (probe.take(), probe.take_cost())
         if metadata is None:
-            if adapters or heat:
-                return TieredWorkerMetadata(adapters=adapters, heat=heat)
+            if adapters or heat or cost != NO_COST:
+                return TieredWorkerMetadata(adapters=adapters, heat=heat, heat_cost=cost)
             return None
         for job_id in metadata.completed_jobs:
             self._load_requests.pop(job_id, None)
         failed, self._failed_jobs = self._failed_jobs, {}
-        return TieredWorkerMetadata.extend(metadata, failed, adapters, heat)
+        return TieredWorkerMetadata.extend(metadata, failed, adapters, heat, cost)
 
     def take_events(self) -> Iterable[Any]:
         """Called for every step, last when its output is taken in: it took until now."""
@@ -429,7 +431,8 @@ class TieredKVConnector(OffloadingConnector):  # type: ignore[misc]  # vLLM is u
                 self._distrust(job_id, slots)
             if metadata.adapters:
                 self._adapters_loaded(metadata.adapters)
-            if metadata.heat and self._heat_watch is not None:
+            if self._heat_watch is not None:
+                self._heat_watch.spent(metadata.heat_cost)
                 for run, heat in self._heat_watch.told(metadata.heat):
                     self._manager.measured(run, heat)
         self._lower_fence(compat.completed_jobs(connector_output))

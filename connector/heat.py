@@ -41,6 +41,12 @@ class HeatSettings(BaseModel):
         default=32, ge=1, description="how many queries at the end of a prompt are measured"
     )
     every: int = Field(default=1, ge=1, description="which requests are measured: each n-th")
+    budget: float = Field(
+        default=0.01,
+        gt=0,
+        le=1,
+        description="the share of the time of computing prompts that measuring may take",
+    )
     log: FileOption | None = Field(
         default=None, description="the file that what is measured is appended to"
     )
@@ -48,7 +54,7 @@ class HeatSettings(BaseModel):
 
 _ALLOWED = (
     "it must be 'auto', true, false, or a mapping with some of layers, window and every, whole "
-    "numbers from 1 on, and log, the path of a file"
+    "numbers from 1 on, budget, a share of at most 1, and log, the path of a file"
 )
 
 
@@ -96,6 +102,35 @@ class HeatJob:
     last_block: int
     block_tokens: int
     chunk_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class HeatStep:
+    """What a worker is told of a step.
+
+    Attributes:
+        jobs: what to measure.
+        prefill: share of the step's tokens that are prompts'.
+
+    """
+
+    jobs: tuple[HeatJob, ...] = ()
+    prefill: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class HeatCost:
+    """Seconds that a worker has spent: measuring, and computing prompts, measuring included."""
+
+    probe_s: float = 0.0
+    prefill_s: float = 0.0
+
+    def __add__(self, other: HeatCost) -> HeatCost:
+        """Both together."""
+        return HeatCost(self.probe_s + other.probe_s, self.prefill_s + other.prefill_s)
+
+
+NO_STEP, NO_COST = HeatStep(), HeatCost()
 
 
 def layers_at(turn: int, wanted: int, count: int) -> range:

@@ -12,7 +12,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-from kvtiers.connector.heat import HeatJob, HeatSettings, Readings
+from kvtiers.connector.heat import HeatCost, HeatJob, HeatSettings, Readings
+from kvtiers.connector.heat_budget import HeatBudget
 from kvtiers.policies import ChunkId, Run
 from numpy.typing import NDArray
 
@@ -62,8 +63,9 @@ class HeatPlan:
     ) -> None:
         self.group = group
         self._settings, self._ranks = settings, ranks
+        self._budget = HeatBudget(settings.budget)
         self._block_tokens, self._chunk_tokens = block_tokens, chunk_tokens
-        self._seen = 0
+        self._seen = self._asked = 0
         self._waiting: OrderedDict[int, _Asked] = OrderedDict()
 
     def job(self, run: Run, blocks: Sequence[int], before: int, computed: int) -> HeatJob | None:
@@ -83,9 +85,9 @@ class HeatPlan:
         if len(run) < 2 or at >= len(blocks):
             return None
         self._seen += 1
-        if self._seen % self._settings.every:
+        if self._seen % self._settings.every or not self._budget.allows():
             return None
-        number = self._seen // self._settings.every
+        self._asked = number = self._asked + 1
         self._waiting[number] = _Asked(run)
         if len(self._waiting) > _MOST_JOBS:
             self._waiting.popitem(last=False)
@@ -98,6 +100,10 @@ class HeatPlan:
             block_tokens=self._block_tokens,
             chunk_tokens=self._chunk_tokens,
         )
+
+    def spent(self, cost: HeatCost) -> None:
+        """What workers took, for measuring and altogether."""
+        self._budget.spent(cost)
 
     def answered(self, readings: Readings) -> Iterator[tuple[Run, dict[int, Heat]]]:
         """Per measured prompt its chunks, and by layer ``[kv_heads, chunks]`` of all ranks.

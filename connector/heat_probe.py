@@ -11,14 +11,24 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 from kvtiers.connector import compat
-from kvtiers.connector.heat import NOT_MEASURED, HeatJob, HeatSettings, Readings, layers_at
+from kvtiers.connector.heat import (
+    NOT_MEASURED,
+    HeatCost,
+    HeatJob,
+    HeatSettings,
+    HeatStep,
+    Readings,
+    layers_at,
+)
+from kvtiers.connector.heat_clock import HeatClock, Mark
 from kvtiers.connector.heat_mass import attention_mass
 from kvtiers.connector.heat_views import Keys, keys_of
 from numpy.typing import NDArray
@@ -28,6 +38,9 @@ logger = logging.getLogger(__name__)
 # Elements of keys that are gathered at once: the engine has laid claim to most of the
 # memory already.
 _MOST_KEYS = 1 << 22
+# Logits of a measurement that one thread computes by itself on the CPU, in some milliseconds:
+# of a team, each would wait for whom the machine lets run last, and burn its core meanwhile.
+_ALONE = 1 << 21
 
 
 @dataclass(eq=False)
@@ -68,11 +81,17 @@ class HeatProbe:
         settings: how much is measured.
         layers: vLLM's attention layers by name, of the group that is measured.
         rank: of this worker, which tells its KV heads from those of others.
+        device: vLLM's type of the worker's device.
 
     """
 
-    def __init__(self, settings: HeatSettings, layers: Mapping[str, Any], rank: int) -> None:
+    def __init__(
+        self, settings: HeatSettings, layers: Mapping[str, Any], rank: int, device: str
+    ) -> None:
         self._settings = settings
+        self._clock = HeatClock(device)
+        self._began: Mark | None = None
+        self._prefill = 0.0
         self._modules, self._rank = layers, rank
         self._layers: list[_Layer] | None = None
         self._jobs: dict[_Layer, list[HeatJob]] = {}
@@ -91,16 +110,19 @@ class HeatProbe:
         names = kv_cache_config.kv_cache_groups[number].layer_names
         layers = {name: modules[name] for name in names if name in modules}
         rank: int = vllm_config.parallel_config.rank
-        return cls(settings, layers, rank)
+        return cls(settings, layers, rank, vllm_config.device_config.device_type)
 
-    def begin(self, jobs: Sequence[HeatJob]) -> None:
-        """A step begins, at whose end these can be measured."""
-        self._jobs = {}
-        if not jobs or self._off:
+    def begin(self, step: HeatStep) -> None:
+        """A step begins, at whose end its jobs can be measured."""
+        self._jobs, self._began, self._prefill = {}, None, step.prefill
+        if not step.prefill or self._off:
+            return
+        self._began = self._clock.mark()
+        if not step.jobs:
             return
         if self._layers is None:
             self._layers = self._attach()
-        for job in jobs:
+        for job in step.jobs:
             for index in layers_at(job.turn, self._settings.layers, len(self._layers)):
                 self._jobs.setdefault(self._layers[index], []).append(job)
 
@@ -115,6 +137,13 @@ class HeatProbe:
         }
         self._measured = [measured for measured in self._measured if measured.key[0] in late]
         return taken
+
+    def take_cost(self) -> HeatCost:
+        """The step is over: what has been spent since the last call, as far as it is known."""
+        if self._began is not None:
+            self._clock.computed(self._began, self._prefill)
+            self._began = None
+        return self._clock.take()
 
     # Layers -----------------------------------------------------------------
 
@@ -165,9 +194,12 @@ class HeatProbe:
     def _try_measure(
         self, layer: _Layer, query: torch.Tensor, key: Any, cache: torch.Tensor, metadata: Any
     ) -> None:
+        begin = self._clock.mark()
         try:
             for job in self._jobs.pop(layer):
-                self._measure(layer, job, query, key, cache, metadata)
+                with _threads(layer, query, job):
+                    self._measure(layer, job, query, key, cache, metadata)
+            self._clock.probed(begin)
         except Exception as error:  # noqa: BLE001  # a probe's fault must not end the engine
             self._turn_off(f"measuring layer {layer.number} failed: {error}", error)
 
@@ -224,6 +256,25 @@ class HeatProbe:
         event = torch.Event(mass.device.type)
         event.record()
         self._measured.append(_Measured(key, here, found_here, event.query))
+
+
+@contextmanager
+def _threads(layer: _Layer, query: torch.Tensor, job: HeatJob) -> Iterator[None]:
+    """On the CPU, one thread for what is not worth more.
+
+    One, or all as before: a team of some would end the others, and with them what cores
+    vLLM has bound them to. For that, vLLM makes the public function do nothing.
+    """
+    usual = torch.get_num_threads()
+    heads = query[0].numel() // layer.module.head_size
+    if query.device.type != "cpu" or heads * job.queries * job.tokens > _ALONE:
+        yield
+        return
+    torch._C.set_num_threads(1)  # noqa: SLF001 - see above
+    try:
+        yield
+    finally:
+        torch._C.set_num_threads(usual)  # noqa: SLF001 - see above
 
 
 def _keys_of(module: Any) -> Keys | str:

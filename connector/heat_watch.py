@@ -7,7 +7,14 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from kvtiers.connector import compat
-from kvtiers.connector.heat import NOT_MEASURED, HeatJob, HeatSettings, Readings
+from kvtiers.connector.heat import (
+    NOT_MEASURED,
+    HeatCost,
+    HeatJob,
+    HeatSettings,
+    HeatStep,
+    Readings,
+)
 from kvtiers.connector.heat_book import HeatBook, HeatPlan
 from kvtiers.connector.heat_log import HeatLog
 from kvtiers.policies import Run
@@ -60,13 +67,13 @@ class HeatWatch:
         layers = vllm_config.model_config.hf_text_config.num_hidden_layers
         return cls(plan, HeatBook(layers), HeatLog(settings.log) if settings.log else None)
 
-    def jobs(
+    def step(
         self,
         scheduler_output: Any,
         statuses: Mapping[str, Any],
         chunks_of: Callable[[str, int], Run | None],
-    ) -> list[HeatJob]:
-        """What to measure in the step.
+    ) -> HeatStep:
+        """What to measure in the step, and how much of it computes prompts.
 
         Args:
             scheduler_output: of the step.
@@ -74,17 +81,27 @@ class HeatWatch:
             chunks_of: a request's chunks of a group.
 
         """
-        jobs = []
+        jobs: list[HeatJob] = []
+        tokens = of_prompts = 0
         for name, before, computed in compat.step_parts(scheduler_output):
+            tokens += computed
             status = statuses.get(name)
-            if status is None or not before < status.req.num_prompt_tokens <= before + computed:
+            prompt = 0 if status is None else status.req.num_prompt_tokens
+            if before >= prompt:
+                continue
+            of_prompts += min(computed, prompt - before)
+            if prompt > before + computed:
                 continue
             run = chunks_of(name, self._plan.group)
             blocks = self._blocks(status)
             job = None if run is None else self._plan.job(run, blocks, before, computed)
             if job is not None:
                 jobs.append(job)
-        return jobs
+        return HeatStep(tuple(jobs), of_prompts / max(1, tokens))
+
+    def spent(self, cost: HeatCost) -> None:
+        """What workers took, for measuring and altogether."""
+        self._plan.spent(cost)
 
     def _blocks(self, status: Any) -> list[int]:
         groups = status.config.kv_group_configs

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 from kvtiers.connector.adapters import Contents
-from kvtiers.connector.heat import HeatJob, Readings
+from kvtiers.connector.heat import NO_COST, NO_STEP, HeatCost, HeatStep, Readings
 from kvtiers.tiers.arena import ArenaHandle
 from numpy.typing import NDArray
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
@@ -63,18 +63,16 @@ class ArenaSpec(CPULoadStoreSpec):  # type: ignore[misc]  # vLLM is untyped
 class TieredMetadata(OffloadingConnectorMetadata):  # type: ignore[misc]  # vLLM is untyped
     """vLLM's copies of a step, and what to measure in it."""
 
-    heat_jobs: tuple[HeatJob, ...] = ()
+    heat: HeatStep = NO_STEP
 
     @classmethod
-    def extend(
-        cls, metadata: OffloadingConnectorMetadata, heat_jobs: Sequence[HeatJob]
-    ) -> TieredMetadata:
+    def extend(cls, metadata: OffloadingConnectorMetadata, heat: HeatStep) -> TieredMetadata:
         """What a worker gets: vLLM's own metadata plus what it does not know of."""
         return cls(
             load_jobs=metadata.load_jobs,
             store_jobs=metadata.store_jobs,
             jobs_to_flush=metadata.jobs_to_flush,
-            heat_jobs=tuple(heat_jobs),
+            heat=heat,
         )
 
 
@@ -89,12 +87,14 @@ class TieredWorkerMetadata(OffloadingWorkerMetadata):  # type: ignore[misc]  # v
         failed_jobs: see ``FailedJobs``. Only jobs that ``completed_jobs`` counts.
         adapters: LoRA adapters that hold something else than was last reported.
         heat: what was measured.
+        heat_cost: what that took, and what computing prompts did.
 
     """
 
     failed_jobs: FailedJobs = field(default_factory=dict)
     adapters: Contents = field(default_factory=dict)
     heat: Readings = field(default_factory=dict)
+    heat_cost: HeatCost = NO_COST
 
     @classmethod
     def extend(
@@ -103,6 +103,7 @@ class TieredWorkerMetadata(OffloadingWorkerMetadata):  # type: ignore[misc]  # v
         failed_jobs: FailedJobs,
         adapters: Contents | None = None,
         heat: Readings | None = None,
+        heat_cost: HeatCost = NO_COST,
     ) -> TieredWorkerMetadata:
         """What a rank reports: vLLM's own metadata plus what it does not know of."""
         return cls(
@@ -111,6 +112,7 @@ class TieredWorkerMetadata(OffloadingWorkerMetadata):  # type: ignore[misc]  # v
             failed_jobs=failed_jobs,
             adapters=adapters or {},
             heat=heat or {},
+            heat_cost=heat_cost,
         )
 
     def aggregate(self, other: KVConnectorWorkerMetadata) -> TieredWorkerMetadata:
@@ -120,13 +122,14 @@ class TieredWorkerMetadata(OffloadingWorkerMetadata):  # type: ignore[misc]  # v
         """
         merged = super().aggregate(other)
         if not isinstance(other, TieredWorkerMetadata):
-            return self.extend(merged, self.failed_jobs, self.adapters, self.heat)
+            return self.extend(merged, self.failed_jobs, self.adapters, self.heat, self.heat_cost)
         return self.extend(
             merged,
             _union(self.failed_jobs, other.failed_jobs),
             _agreed(self.adapters, other.adapters),
             # Each rank measures KV heads of its own, under its own key.
             {**self.heat, **other.heat},
+            self.heat_cost + other.heat_cost,
         )
 
 

@@ -12,7 +12,16 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from kvtiers.connector.heat import HeatJob, HeatSettings, layers_at
+from kvtiers.connector.heat import (
+    NO_COST,
+    NO_STEP,
+    HeatCost,
+    HeatJob,
+    HeatSettings,
+    HeatStep,
+    layers_at,
+)
+from kvtiers.connector.heat_clock import HeatClock
 from kvtiers.connector.heat_mass import attention_mass
 from kvtiers.connector.heat_probe import HeatProbe
 from kvtiers.connector.heat_views import amx_tiles, column_major, keys_of, token_by_token
@@ -148,6 +157,10 @@ def job(**changes: Any) -> HeatJob:
     return HeatJob(**(facts | changes))
 
 
+def step_of(*jobs: HeatJob, prefill: float = 1.0) -> HeatStep:
+    return HeatStep(jobs, prefill)
+
+
 class Step:
     """A step with three rows: a decode, the end of a prompt of 70 tokens, a prompt of 40."""
 
@@ -175,13 +188,13 @@ class Step:
 
 def probe_over(*layers: Layer, settings: HeatSettings | None = None) -> HeatProbe:
     named = {f"model.layers.{i}.self_attn.attn": layer for i, layer in enumerate(layers)}
-    return HeatProbe(settings or HeatSettings(), named, rank=1)
+    return HeatProbe(settings or HeatSettings(), named, rank=1, device="cpu")
 
 
 def test_the_end_of_a_prompt_in_a_batch_is_measured_through_its_block_table() -> None:
     step, layer = Step(), Layer()
     probe = probe_over(layer)
-    probe.begin([job()])
+    probe.begin(step_of(job()))
     assert step.run(layer) == "output"
     ((key, mass),) = probe.take().items()
     assert key == (7, 0, 1)
@@ -193,7 +206,7 @@ def test_the_end_of_a_prompt_in_a_batch_is_measured_through_its_block_table() ->
 def test_a_layers_soft_cap_is_measured_with() -> None:
     step, layer = Step(), Layer(impl=Impl(logits_soft_cap=0.5))
     probe = probe_over(layer)
-    probe.begin([job()])
+    probe.begin(step_of(job()))
     step.run(layer)
     ((_, mass),) = probe.take().items()
     keys = step.keys.permute(1, 2, 0)
@@ -210,7 +223,7 @@ def test_blocks_of_the_kernel_may_be_parts_of_the_managers() -> None:
     step, layer = Step(), Layer()
     probe = probe_over(layer)
     # The manager's block 1 is the kernel's 2 and 3; the last token is in the first of its half.
-    probe.begin([job(last_block=1, block_tokens=2 * BLOCK)])
+    probe.begin(step_of(job(last_block=1, block_tokens=2 * BLOCK)))
     step.metadata.block_table = torch.tensor(((0, 5, 0), (4, 1, 2), (2, 4, 0)))
     step.cache, _ = stored(step.keys, [4, 1, 2], "vec")
     step.run(layer)
@@ -222,10 +235,10 @@ def test_blocks_of_the_kernel_may_be_parts_of_the_managers() -> None:
 def test_a_request_that_is_not_in_the_batch_gives_nothing(changes) -> None:
     step, layer = Step(), Layer()
     probe = probe_over(layer)
-    probe.begin([job()])
+    probe.begin(step_of(job()))
     step.run(layer)  # from here on the layer is trusted
     probe.take()
-    probe.begin([job(**changes)])
+    probe.begin(step_of(job(**changes)))
     step.run(layer)
     assert probe.take() == {}
 
@@ -233,10 +246,10 @@ def test_a_request_that_is_not_in_the_batch_gives_nothing(changes) -> None:
 def test_without_a_job_and_without_metadata_nothing_is_measured() -> None:
     step, layer = Step(), Layer()
     probe = probe_over(layer)
-    probe.begin([job()])
+    probe.begin(step_of(job()))
     step.metadata, metadata = None, step.metadata
     step.run(layer)
-    probe.begin([])
+    probe.begin(step_of())
     step.metadata = metadata
     step.run(layer)
     assert probe.take() == {}
@@ -247,7 +260,7 @@ def test_layers_take_turns_until_all_have_been_measured() -> None:
     step, probe = Step(), probe_over(*layers, settings=HeatSettings(layers=2))
     seen = []
     for turn in range(4):
-        probe.begin([job(turn=turn)])
+        probe.begin(step_of(job(turn=turn)))
         for layer in layers:
             step.run(layer)
         seen.append([number for _, number, _ in probe.take()])
@@ -257,7 +270,7 @@ def test_layers_take_turns_until_all_have_been_measured() -> None:
 def test_a_prompt_is_told_once_all_of_it_has_arrived() -> None:
     layers = [Layer(), Layer()]
     step, probe = Step(), probe_over(*layers)
-    probe.begin([job()])
+    probe.begin(step_of(job()))
     for layer in layers:
         step.run(layer)
     arrived = False
@@ -266,6 +279,84 @@ def test_a_prompt_is_told_once_all_of_it_has_arrived() -> None:
     arrived = True
     assert probe.take().keys() == {(7, 0, 1), (7, 1, 1)}
     assert probe.take() == {}
+
+
+def test_a_step_costs_its_share_of_prompts_and_what_was_measured_in_it(monkeypatch) -> None:
+    layers = [Layer(), Layer()]
+    step, probe = Step(), probe_over(*layers)
+    now = 0.0
+
+    def advance() -> float:
+        nonlocal now
+        now += 1.0
+        return now
+
+    monkeypatch.setattr(probe._clock, "mark", advance)
+    probe.begin(step_of(job(), prefill=0.5))  # at 1
+    for layer in layers:
+        step.run(layer)  # 2 to 3 and 4 to 5
+    assert probe.take_cost() == HeatCost(probe_s=2.0, prefill_s=0.5 * 5)
+    assert probe.take_cost() == NO_COST, "it is told once"
+    probe.begin(NO_STEP)
+    assert probe.take_cost() == NO_COST, "a step of decodes is nobody's prompt"
+
+
+def test_a_device_tells_what_was_spent_once_it_is_there(monkeypatch) -> None:
+    class Event:
+        """Of a device that is asked by hand how far it is."""
+
+        reached, recorded = 0, 0
+
+        def __init__(self, device: str, *, enable_timing: bool) -> None:
+            assert (device, enable_timing) == ("cuda", True)
+
+        def record(self) -> None:
+            Event.recorded += 1
+            self.at = Event.recorded
+
+        def query(self) -> bool:
+            return self.at <= Event.reached
+
+        def elapsed_time(self, end: Event) -> float:
+            return (end.at - self.at) * 1000.0
+
+    monkeypatch.setattr(torch, "Event", Event)
+    clock = HeatClock("cuda")
+    begin = clock.mark()
+    clock.probed(clock.mark())  # events 2 and 3
+    clock.computed(begin, 0.5)  # 1 to 4
+    assert clock.take() == NO_COST
+    Event.reached = 3
+    assert clock.take() == HeatCost(probe_s=1.0)
+    Event.reached = 4
+    assert clock.take() == HeatCost(prefill_s=1.5)
+    assert clock.take() == NO_COST
+
+
+def test_little_is_measured_by_one_thread_and_much_by_all(monkeypatch) -> None:
+    usual = torch.get_num_threads()
+    seen = []
+
+    def mass(*_: Any) -> torch.Tensor:
+        seen.append(torch.get_num_threads())
+        return torch.zeros(HEADS, 5)
+
+    monkeypatch.setattr("kvtiers.connector.heat_probe.attention_mass", mass)
+    torch.set_num_threads(3)
+    # As vLLM does once it has bound threads to cores.
+    monkeypatch.setattr(torch, "set_num_threads", lambda _: None)
+    try:
+        logits = 5 * 70 * HEADS * GROUP
+        for alone in (logits, logits - 1):
+            monkeypatch.setattr("kvtiers.connector.heat_probe._ALONE", alone)
+            step, layer = Step(), Layer()
+            probe = probe_over(layer)
+            probe.begin(step_of(job()))
+            step.run(layer)
+            assert torch.get_num_threads() == 3, "the model has its own back"
+    finally:
+        torch._C.set_num_threads(usual)
+    assert seen == [1, 3]
 
 
 @settings(max_examples=50, deadline=None)
@@ -292,7 +383,7 @@ def test_what_cannot_be_measured_is_told_once_and_left_alone(layer, why, caplog)
     probe, step = probe_over(layer), Step()
     with caplog.at_level(logging.WARNING):
         for _ in range(2):
-            probe.begin([job()])
+            probe.begin(step_of(job()))
             assert step.run(layer) == "output"
     (record,) = caplog.records
     assert "Attention heat is not measured" in record.getMessage()
@@ -304,7 +395,7 @@ def test_a_cache_with_other_bytes_than_were_stored_turns_the_probe_off(caplog) -
     step, layer = Step(), Layer()
     probe = probe_over(layer)
     step.key = step.key + 1
-    probe.begin([job()])
+    probe.begin(step_of(job()))
     with caplog.at_level(logging.WARNING):
         step.run(layer)
     assert "CPU_ATTN is not arranged as kvtiers knows it" in caplog.text
@@ -315,15 +406,15 @@ def test_a_failure_of_the_measurement_never_reaches_the_engine(caplog) -> None:
     step, layer = Step(), Layer()
     probe = probe_over(layer)
     step.metadata.block_table = "not a table"
-    probe.begin([job()])
+    probe.begin(step_of(job()))
     with caplog.at_level(logging.WARNING):
         assert step.run(layer) == "output"
     assert "measuring layer 0 failed" in caplog.text
-    probe.begin([job()])
+    probe.begin(step_of(job()))
     assert probe.take() == {}
 
 
 def test_a_rank_without_such_layers_says_so(caplog) -> None:
     with caplog.at_level(logging.WARNING):
-        probe_over().begin([job()])
+        probe_over().begin(step_of(job()))
     assert "no layer of this rank has full attention" in caplog.text

@@ -11,9 +11,12 @@ import numpy as np
 import pytest
 import torch
 from hierarchy_kit import Stack, prefix
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from kvtiers.connector import heat_book
-from kvtiers.connector.heat import HeatJob, HeatSettings
+from kvtiers.connector.heat import HeatCost, HeatJob, HeatSettings, HeatStep
 from kvtiers.connector.heat_book import HeatBook, HeatPlan
+from kvtiers.connector.heat_budget import HeatBudget
 from kvtiers.connector.heat_probe import HeatProbe
 from kvtiers.connector.heat_watch import HeatWatch
 from kvtiers.connector.transfer import TieredMetadata, TieredWorkerMetadata
@@ -32,7 +35,7 @@ BLOCK, CHUNK_TOKENS, LAYERS, HEADS = 4, 8, 4, 2
 # Which prompts are measured ---------------------------------------------------
 
 
-def plan(ranks: int = 1, **settings: int) -> HeatPlan:
+def plan(ranks: int = 1, **settings: float) -> HeatPlan:
     return HeatPlan(HeatSettings(**settings), 0, BLOCK, CHUNK_TOKENS, ranks)
 
 
@@ -58,6 +61,45 @@ def test_every_nth_prompt_is_measured_and_layers_turn_with_each() -> None:
     assert [job and (job.number, job.turn) for job in jobs] == [
         *(None, None, (1, 0), None, None, (2, 1), None, None, (3, 2))
     ]
+
+
+def test_measuring_waits_until_computing_has_paid_for_it() -> None:
+    made = plan(budget=0.01)
+
+    def asked() -> bool:
+        return made.job(run(2), [1, 2, 3, 4], 0, 16) is not None
+
+    assert asked(), "of the first nobody knows what it takes"
+    made.spent(HeatCost(probe_s=0.25, prefill_s=12.5))
+    assert not asked()
+    made.spent(HeatCost(prefill_s=12.0))
+    assert not asked()
+    made.spent(HeatCost(prefill_s=0.75))
+    assert asked()
+
+
+def test_a_change_of_load_does_not_spend_what_was_saved_for_hours() -> None:
+    budget = HeatBudget(0.01)
+    budget.spent(HeatCost(prefill_s=36_000.0))
+    budget.spent(HeatCost(probe_s=1.5))
+    assert not budget.allows()
+    budget.spent(HeatCost(prefill_s=51.0))
+    assert budget.allows()
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    share=st.floats(0.001, 1.0),
+    prompts=st.lists(st.tuples(st.floats(0.0, 2.0), st.floats(0.0, 20.0)), max_size=60),
+)
+def test_no_more_than_the_budget_is_spent_but_by_what_is_under_way(share, prompts) -> None:
+    budget, spent, computed, dearest = HeatBudget(share), 0.0, 0.0, 0.0
+    for probe_s, rest_s in prompts:
+        probe_s = probe_s if budget.allows() else 0.0
+        budget.spent(HeatCost(probe_s, probe_s + rest_s))
+        spent, computed = spent + probe_s, computed + probe_s + rest_s
+        dearest = max(dearest, probe_s)
+        assert spent <= share * computed + dearest + 1e-9
 
 
 def test_answers_of_all_ranks_are_one_and_come_with_the_chunks_asked_for() -> None:
@@ -186,9 +228,16 @@ def test_only_ends_of_prompts_are_measured() -> None:
         {"whole": (0, 24), "first part": (0, 16), "unknown": (0, 24)},
         {"last": (16, 8), "decodes": (24, 1)},
     )
-    jobs = watch().jobs(output, statuses, lambda name, _: run(3, name))
-    assert [(job.tokens, job.queries, job.last_block) for job in jobs] == [(24, 4, 15)] * 2
-    assert watch().jobs(output, statuses, lambda *_: None) == []
+    told = watch().step(output, statuses, lambda name, _: run(3, name))
+    assert [(job.tokens, job.queries, job.last_block) for job in told.jobs] == [(24, 4, 15)] * 2
+    assert told.prefill == (24 + 16 + 8) / (24 + 16 + 24 + 8 + 1)
+    assert watch().step(output, statuses, lambda *_: None).jobs == ()
+
+
+def test_a_step_of_decodes_computes_no_prompt() -> None:
+    output = step({}, {"decodes": (24, 1)})
+    assert watch().step(output, {"decodes": status(24, range(9))}, lambda *_: run(3)) == HeatStep()
+    assert watch().step(step({}, {}), {}, lambda *_: run(3)) == HeatStep()
 
 
 def test_without_being_asked_for_or_without_full_attention_nothing_is_measured(caplog) -> None:
@@ -198,6 +247,7 @@ def test_without_being_asked_for_or_without_full_attention_nothing_is_measured(c
     engine = SimpleNamespace(
         model_config=model,
         parallel_config=SimpleNamespace(world_size=1, rank=0),
+        device_config=SimpleNamespace(device_type="cpu"),
         compilation_config=names,
     )
     groups = [
@@ -226,7 +276,7 @@ def test_without_being_asked_for_or_without_full_attention_nothing_is_measured(c
 
 def test_the_policy_is_told_of_what_follows_the_sink() -> None:
     made = watch()
-    made.jobs(step({"r": (0, 24)}, {}), {"r": status(24, range(9))}, lambda *_: run(3))
+    made.step(step({"r": (0, 24)}, {}), {"r": status(24, range(9))}, lambda *_: run(3))
     measured = np.tile(np.float32([0.9, 0.1, 0.2]), (HEADS, 1))
     ((chunks, heat),) = made.told({(1, 3, 0): measured})
     assert (chunks.chunks, chunks.start, chunks.parent) == (("a1", "a2"), 1, "a0")
@@ -236,15 +286,19 @@ def test_the_policy_is_told_of_what_follows_the_sink() -> None:
 def test_jobs_and_readings_travel_with_vllms_own_messages() -> None:
     job = HeatJob(1, 0, 24, 4, 5, BLOCK, CHUNK_TOKENS)
     plain = OffloadingConnectorMetadata(load_jobs={1: "load"}, store_jobs={2: "store"})
-    sent = pickle.loads(pickle.dumps(TieredMetadata.extend(plain, [job])))
-    assert (sent.load_jobs, sent.store_jobs, sent.heat_jobs) == ({1: "load"}, {2: "store"}, (job,))
-    one = TieredWorkerMetadata(heat={(1, 0, 0): mass(2)})
-    other = TieredWorkerMetadata(completed_jobs={3: 1}, heat={(1, 0, 1): mass(2, 2.0)})
+    told = HeatStep((job,), 0.5)
+    sent = pickle.loads(pickle.dumps(TieredMetadata.extend(plain, told)))
+    assert (sent.load_jobs, sent.store_jobs, sent.heat) == ({1: "load"}, {2: "store"}, told)
+    one = TieredWorkerMetadata(heat={(1, 0, 0): mass(2)}, heat_cost=HeatCost(1.0, 20.0))
+    other = TieredWorkerMetadata(
+        completed_jobs={3: 1}, heat={(1, 0, 1): mass(2, 2.0)}, heat_cost=HeatCost(2.0, 30.0)
+    )
     for merged in (
         one.aggregate(other),
         one.aggregate(OffloadingWorkerMetadata()).aggregate(other),
     ):
         assert merged.heat.keys() == {(1, 0, 0), (1, 0, 1)}
+        assert merged.heat_cost == HeatCost(3.0, 50.0)
         assert merged.completed_jobs == {3: 1}
 
 
