@@ -8,7 +8,7 @@ continuation through a model in float32, and measures with the probe's own funct
 the last queries of the prefix attend to. The fifth of the chunks with most of that heat is
 set against what the continuation's queries then attend to; the sink chunk, which is always
 kept, is left out. Each figure is the share of all their attention that the chosen chunks
-hold, the mean over the prompts.
+hold, for each prompt and the mean over them.
 
 About 2 minutes on two cores for five prompts of 3,000 tokens; with ``--all-queries``, half an
 hour.
@@ -19,7 +19,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import random
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -76,12 +75,13 @@ class Measured:
 
 @dataclass(frozen=True)
 class Result:
-    """What ``--json`` writes: the mean over prompts of each way to choose chunks."""
+    """What ``--json`` writes: what each way to choose chunks holds of each prompt."""
 
-    prompts: int
+    prompts: Sequence[str]
     chunk_tokens: int
     window: int
-    figures: Mapping[str, float]
+    shares: Mapping[str, Sequence[float]]
+    means: Mapping[str, float]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -95,15 +95,19 @@ def main(argv: Sequence[str] | None = None) -> int:
         progress.print(str(error), markup=False, soft_wrap=True)
         return 2
     measured = []
-    for pair in pairs:
-        progress.print(f"{pair.source}, {pair.prefix_tokens} tokens", markup=False)
+    for number, pair in enumerate(pairs, start=1):
+        told = f"prompt {number}: {pair.source}, {pair.prefix_tokens} tokens"
+        progress.print(told, markup=False)
         measured.append(measure(model, pair, options))
-    result = Result(len(pairs), options.chunk_tokens, options.window, figures(measured))
+    held_by = shares(measured)
+    means = {name: fmean(values) for name, values in held_by.items()}
+    names = [pair.source for pair in pairs]
+    result = Result(names, options.chunk_tokens, options.window, held_by, means)
     Console().print(table(result))
     if options.json:
         options.json.write_text(json.dumps(asdict(result), indent=2) + "\n")
-    best = max(result.figures["window, per KV head"], result.figures["window, per layer"])
-    return 0 if best >= BOUND * result.figures[PERFECT] else 1
+    best = max(means["window, per KV head"], means["window, per layer"])
+    return 0 if best >= BOUND * means[PERFECT] else 1
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -173,18 +177,21 @@ def measure(model: HeatModel, pair: Pair, options: argparse.Namespace) -> Measur
     return found
 
 
-def figures(measured: Sequence[Measured]) -> dict[str, float]:
-    """Each way to rank chunks, and the share of the attention to come that its fifth holds."""
-    ways = _ways(random.Random(0))
+def shares(measured: Sequence[Measured]) -> dict[str, list[float]]:
+    """Each way to rank chunks: the share of the attention to come that its fifth holds."""
+    ways = _ways()
     if measured[0].average:
         ways |= _ways_of_all_queries()
-    return {
-        name: fmean(held(np.stack(one.future), rank(one)) for one in measured)
+    found = {
+        name: [held(np.stack(one.future), rank(one)) for one in measured]
         for name, rank in ways.items()
     }
+    # Of any chunk the chance to be among them is the same, so the mean over all draws is known.
+    chunks = [one.future[0].shape[1] for one in measured]
+    return found | {"random": [_count(number) / number for number in chunks]}
 
 
-def _ways(draw: random.Random) -> dict[str, Callable[[Measured], Mass]]:
+def _ways() -> dict[str, Callable[[Measured], Mass]]:
     """By name, the score of each chunk: ``[layers or 1, heads or 1, chunks]``."""
     return {
         PERFECT: lambda one: np.stack(one.future),
@@ -193,7 +200,6 @@ def _ways(draw: random.Random) -> dict[str, Callable[[Measured], Mass]]:
         "window, whole model": lambda one: np.stack(one.window).sum((0, 1), keepdims=True),
         "window, the layers of one request": lambda one: _sampled(np.stack(one.window)),
         "recency": lambda one: np.arange(one.future[0].shape[1], dtype=float)[None, None],
-        "random": lambda one: np.array([[[draw.random() for _ in one.future[0][0]]]]),
     }
 
 
@@ -212,22 +218,28 @@ def _sampled(window: Mass) -> Mass:
 def held(future: Mass, score: Mass) -> float:
     """The share of ``future`` in the fifth of the chunks with the highest ``score``."""
     score = np.broadcast_to(score, future.shape)
-    count = max(1, round(_SHARE * future.shape[2]))
-    chosen = np.argsort(-score, axis=2, kind="stable")[:, :, :count]
+    chosen = np.argsort(-score, axis=2, kind="stable")[:, :, : _count(future.shape[2])]
     return float(np.take_along_axis(future, chosen, axis=2).sum() / future.sum())
+
+
+def _count(chunks: int) -> int:
+    return max(1, round(_SHARE * chunks))
 
 
 def table(result: Result) -> Table:
     """The result for people."""
     grid = Table(
         title=f"Attention held by a fifth of the chunks of {result.chunk_tokens} tokens",
-        caption=f"{result.prompts} prompts, window of {result.window} queries, without the sink",
+        caption=f"window of {result.window} queries, without the sink",
     )
     grid.add_column("chosen by")
-    grid.add_column("share", justify="right")
+    for number in range(1, len(result.prompts) + 1):
+        grid.add_column(f"prompt {number}", justify="right")
+    grid.add_column("mean", justify="right")
     grid.add_column("of perfect", justify="right")
-    for name, value in result.figures.items():
-        grid.add_row(name, f"{value:.3f}", f"{value / result.figures[PERFECT]:.1%}")
+    for name, values in result.shares.items():
+        each, mean = map("{:.3f}".format, values), result.means[name]
+        grid.add_row(name, *each, f"{mean:.3f}", f"{mean / result.means[PERFECT]:.1%}")
     return grid
 
 

@@ -242,10 +242,22 @@ def test_the_figure_is_computed_from_pairs_of_prompts(model: HeatModel, pairs: P
     options = SimpleNamespace(window=8, chunk_tokens=16, all_queries=True)
     measured = [figure.measure(model, pair, options) for pair in figure.read_pairs(pairs)]
     assert np.stack(measured[0].future).shape == (2, 4, 150 // 16 - 1)
-    found = figure.figures(measured)
+    found = figure.shares(measured)
     best = found.pop(figure.PERFECT)
-    assert min(found.values()) > 0
-    assert max(found.values()) <= best <= 1
+    for values in found.values():
+        assert len(values) == 2
+        assert all(0 < value <= most <= 1 for value, most in zip(values, best, strict=True))
+
+
+def test_the_table_has_each_prompt_and_their_mean(llama, pairs, tmp_path, capsys) -> None:
+    written = tmp_path / "figure.json"
+    options = ["--prompts", str(pairs), "--model", str(llama), "--json", str(written)]
+    assert figure.main([*options, "--window", "8", "--chunk-tokens", "16"]) in (0, 1)
+    found = json.loads(written.read_text())
+    assert found["prompts"] == ["made 1", "made 2"]
+    for name, values in found["shares"].items():
+        assert found["means"][name] == pytest.approx(sum(values) / 2)
+    assert "prompt 2" in capsys.readouterr().out
 
 
 def test_a_damaged_pair_is_named_by_its_line(pairs: Path) -> None:
