@@ -11,17 +11,16 @@ See docs/policies/prefix-reuse.md.
 
 from __future__ import annotations
 
-import heapq
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-import numpy as np
 from kvtiers.policies.base import ChunkId, Policy, PolicyRequest, Run
 from kvtiers.policies.reuse_classes import ANY, Turn, UseClass, left, own, shared
 from kvtiers.policies.reuse_hazard import HazardLearner
 from kvtiers.policies.reuse_marks import UNKNOWN, Marks
 from kvtiers.policies.reuse_nodes import NO_NODE, Nodes
+from kvtiers.policies.reuse_ranks import Ranks
 from kvtiers.policies.reuse_sessions import Session, Sessions
 from kvtiers.policies.reuse_watch import Watches
 
@@ -29,9 +28,6 @@ from kvtiers.policies.reuse_watch import Watches
 _FEWEST, _MOST = 8, 65_536
 # Nodes that follow one, from which on what they follow counts as shared.
 _BRANCHES = 3
-# Leaves are ranked anew after a second, or when one in so many has changed.
-_RANK_SECONDS = 1.0
-_RANK_SHARE = 64
 # Of their age, that chunks which a scan finds may differ by and share a mark.
 _FOUND_SHARE = 1 / 16
 # What the front end says where the model gave the turn back to the user, if it tells.
@@ -65,16 +61,19 @@ class PrefixReusePolicy(Policy):
         self._watches = Watches(self._learner, _FEWEST)
         self._sessions = Sessions(_FEWEST)
         self._nodes = {tier.name: Nodes(self._marks.hold) for tier in self.tiers}
-        self._ranks = {name: _Ranks(nodes, self._marks) for name, nodes in self._nodes.items()}
+        self._ranks = {name: Ranks(nodes, self._marks) for name, nodes in self._nodes.items()}
         self._capacity = {tier.name: tier.capacity for tier in self.tiers}
         self._active: dict[str, _Active] = {}
         # What a scan found last in each tier has this mark.
         self._found = {tier.name: UNKNOWN for tier in self.tiers}
+        # Calls that changed a node or a mark.
+        self._news = 0
 
     # What happens -----------------------------------------------------------
 
     def on_request(self, request: PolicyRequest) -> None:
         """Learn from what the prompt shares with earlier ones, and know its session."""
+        self._news += 1
         prompt = next((run for run in request.runs if len(run)), None)
         if prompt is None or request.request_id in self._active:
             return
@@ -100,6 +99,7 @@ class PrefixReusePolicy(Policy):
 
     def on_access(self, run: Run, request: PolicyRequest, tier: str) -> None:  # noqa: ARG002
         """Mark the run as used, in every tier that has some of it."""
+        self._news += 1
         now, active = self.clock(), self._active.get(request.request_id)
         for nodes in self._nodes.values():
             for node in nodes.cover(run.chunks, run.parent):
@@ -108,6 +108,7 @@ class PrefixReusePolicy(Policy):
 
     def on_finish(self, request: PolicyRequest) -> None:
         """From here on the next use is waited for, of a class that the output is part of."""
+        self._news += 1
         active = self._active.pop(request.request_id, None)
         if active is None:
             return
@@ -124,25 +125,21 @@ class PrefixReusePolicy(Policy):
 
     def on_insert(self, run: Run, tier: str) -> None:
         """Take in what is missing, as used by the request it was stored for."""
+        self._news += 1
         nodes, chunks = self._nodes[tier], run.chunks
         self._learn_limits(run)
-        i, n = 0, len(chunks)
-        while i < n:
-            begin = i
-            while i < n and nodes.node_of(chunks[i]) == NO_NODE:
-                i += 1
-            if i > begin:
-                parent = chunks[begin - 1] if begin else run.parent
-                mark, owner = self._mark_for(run, begin, parent)
-                nodes.add(chunks[begin:i], parent, mark, owner)
-                self._marks.hold(mark, -1)
-            if i < n:
-                nodes.follows(chunks[i], chunks[i - 1] if i else run.parent)
-            i += 1
+        for begin, end in nodes.absent(chunks):
+            parent = chunks[begin - 1] if begin else run.parent
+            mark, owner = self._mark_for(run, begin, parent)
+            first = parent is None and not run.start
+            nodes.add(chunks[begin:end], parent, mark, owner, first)
+            self._marks.hold(mark, -1)
+        nodes.learn_parents(chunks, run.parent)
         self._ranks[tier].changes += 1
 
     def on_found(self, run: Run, tier: str, age: float) -> None:
         """Take the run in as of that age, of a class that nothing is known of."""
+        self._news += 1
         self._learn_limits(run)
         nodes, mark = self._nodes[tier], self._mark_found(tier, age)
         for i, chunk in enumerate(run.chunks):
@@ -153,9 +150,8 @@ class PrefixReusePolicy(Policy):
 
     def on_remove(self, chunks: Sequence[ChunkId], tier: str) -> None:
         """Forget where the chunks were; what is watched of them stays watched."""
-        discard = self._nodes[tier].discard
-        for chunk in chunks:
-            discard(chunk)
+        self._news += 1
+        self._nodes[tier].discard(chunks)
         self._ranks[tier].changes += 1
 
     # What to do -------------------------------------------------------------
@@ -163,7 +159,7 @@ class PrefixReusePolicy(Policy):
     def victims(self, tier: str, n_bytes: int) -> Iterator[ChunkId]:  # noqa: ARG002
         """All chunks of ``tier``, what is worth least first, children before parents."""
         nodes = self._nodes[tier]
-        for _, node in self._ranks[tier].ascending(self.clock()):
+        for _, node in self._ranks[tier].ascending(self.clock(), self._news):
             yield from nodes.tail_first(node)
 
     def admit(self, run: Run, tier: str) -> int:
@@ -171,16 +167,17 @@ class PrefixReusePolicy(Policy):
         capacity, nodes = self._capacity[tier], self._nodes[tier]
         if capacity is None or not len(run):
             return len(run)
-        missing = sum(nodes.node_of(chunk) == NO_NODE for chunk in run.chunks)
+        missing = sum(end - begin for begin, end in nodes.absent(run.chunks))
         wanted = missing - max(0, capacity // run.chunk_bytes - nodes.held)
         if wanted <= 0:
             return len(run)
         now = self.clock()
         mark, _ = self._mark_for(run, 0, run.parent)
-        worth = float(self._marks.worth(np.array([mark]), now)[0])
+        ranked = self._ranks[tier].ascending(now, self._news, (mark,))
+        (worth,) = self._marks.worth_of_few((mark,), now)
         self._marks.hold(mark, -1)
         gained = 0
-        for score, node in self._ranks[tier].ascending(now):
+        for score, node in ranked:
             if score >= worth or gained >= wanted:
                 break
             gained += nodes.size_of(node)
@@ -192,14 +189,7 @@ class PrefixReusePolicy(Policy):
         """How many chunks of a prompt, from its head, some tier holds."""
         most = 0
         for nodes in self._nodes.values():
-            low, high = most, len(chunks)
-            while low < high:
-                middle = (low + high + 1) // 2
-                if nodes.node_of(chunks[middle - 1]) == NO_NODE:
-                    high = middle - 1
-                else:
-                    low = middle
-            most = low
+            most = nodes.leading(chunks, most)
         return most
 
     def _session_of(
@@ -326,67 +316,3 @@ def _has(request: PolicyRequest, run: Run, i: int) -> bool:
         for mine in request.runs
         if mine.group == run.group
     )
-
-
-class _Ranks:
-    """The leaves of one tier, ranked now and then; between, what changed is ranked again.
-
-    Attributes:
-        changes: calls that changed the tier since all leaves were ranked.
-
-    """
-
-    def __init__(self, nodes: Nodes, marks: Marks) -> None:
-        self.changes = 1
-        self._nodes = nodes
-        self._marks = marks
-        self._at = 0.0
-        self._scores = np.zeros(0)
-        self._rows = np.zeros(0, np.int64)
-
-    def ascending(self, now: float) -> Iterator[tuple[float, int]]:
-        """Every node of the tier with its score, see ``Nodes.ascending``. Changes nothing else."""
-        nodes = self._nodes
-        if self.changes > len(self._rows) // _RANK_SHARE or now - self._at > _RANK_SECONDS:
-            self._rank(now)
-        changed = self._sorted(np.array(sorted(nodes.changed()), np.int64), now)
-        again = nodes.changed()
-        kept = (
-            (score, node)
-            for score, node in _pairs(self._scores, self._rows)
-            if nodes.is_leaf(node) and node not in again
-        )
-        leaves = heapq.merge(kept, _pairs(*changed))
-        return nodes.ascending(leaves, self._scorer(now))
-
-    def _rank(self, now: float) -> None:
-        self._marks.refresh()
-        self._scores, self._rows = self._sorted(self._nodes.leaves(), now)
-        self._nodes.take_changed()
-        self._at, self.changes = now, 0
-
-    def _sorted(
-        self, rows: np.ndarray[tuple[int], np.dtype[np.int64]], now: float
-    ) -> tuple[np.ndarray, np.ndarray]:
-        scores = self._marks.worth(self._nodes.marks(rows).astype(np.int64), now)
-        order = np.lexsort((rows, scores))
-        return scores[order], rows[order]
-
-    def _scorer(self, now: float) -> Callable[[int], float]:
-        """Scores of nodes, those of one mark computed once."""
-        known: dict[int, float] = {}
-
-        def score(node: int) -> float:
-            mark = self._nodes.mark_of(node)
-            if mark not in known:
-                known[mark] = float(self._marks.worth(np.array([mark]), now)[0])
-            return known[mark]
-
-        return score
-
-
-def _pairs(scores: np.ndarray, rows: np.ndarray) -> Iterator[tuple[float, int]]:
-    """As Python's own numbers, a few hundred at a time: most callers want the first ones."""
-    for begin in range(0, len(rows), 256):
-        part = slice(begin, begin + 256)
-        yield from zip(scores[part].tolist(), rows[part].tolist(), strict=True)

@@ -19,6 +19,7 @@ gives. The item of the lowest index goes first.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from typing import Final
 
 import numpy as np
@@ -34,6 +35,7 @@ _FIRST = 2.0
 _OCTAVES = BINS // 2
 _EDGES: Final = np.concatenate([[0.0], _FIRST * 2 ** (np.arange(BINS) / 2)])
 _WIDTHS: Final = np.diff(_EDGES)
+_EDGE_LIST: Final[list[float]] = _EDGES.tolist()
 
 # Where a hazard has no data it falls with age a little faster than LRU's order needs.
 _DECAY = 2**-0.6
@@ -164,10 +166,17 @@ def _neighbours(columns: Floats) -> Floats:
     return mixed
 
 
-def at_ages(curves: npt.NDArray[np.float32], ages: Floats) -> Floats:
-    """Each curve at one age, shape (n,)."""
+def at_ages(curves: npt.NDArray[np.float32], rows: npt.NDArray[np.int32], ages: Floats) -> Floats:
+    """The curve of each row at one age, shape (n,)."""
     b = bins_of(ages)
     part = np.minimum((ages - _EDGES[b]) / _WIDTHS[b], 1.0)
-    n = np.arange(len(ages))
-    found: Floats = curves[n, b] * (1 - part) + curves[n, b + 1] * part
+    found: Floats = curves[rows, b] * (1 - part) + curves[rows, b + 1] * part
     return found
+
+
+def at_age(curve: npt.NDArray[np.float32], age: float) -> float:
+    """One curve at one age."""
+    b = min(max(bisect_right(_EDGE_LIST, age) - 1, 0), BINS - 1)
+    begin, end = _EDGE_LIST[b], _EDGE_LIST[b + 1]
+    part = min((age - begin) / (end - begin), 1.0)
+    return float(curve[b]) * (1 - part) + float(curve[b + 1]) * part

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Iterator, Sequence
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -23,6 +24,8 @@ from kvtiers.policies.columns import Objects, Table
 from kvtiers.policies.sharded import ShardedDict
 
 NO_NODE = -1
+# What is before the first chunk of a prompt.
+_NOTHING: Final = object()
 
 
 class Nodes:
@@ -37,10 +40,14 @@ class Nodes:
         self._marked = marked
         self._where: ShardedDict[ChunkId, int] = ShardedDict()
         self._chunks: Objects[tuple[ChunkId, ...] | None] = Objects()
-        # The chunk before the node's first; None if there is none or it is unknown.
+        # The chunk before the node's first; ``_NOTHING`` if there is none, None if unknown.
         self._above: Objects[ChunkId | None] = Objects()
         # How many nodes follow a chunk.
         self._children: ShardedDict[ChunkId, int] = ShardedDict()
+        # Those of them that the tier does not hold: few, unless a tier loses much.
+        self._lost: dict[ChunkId, None] = {}
+        # Nodes of which it is unknown what they follow.
+        self._loose = 0
         # Chunks left of the tuple; the mark; the session that made it; whether it is a leaf;
         # how often it was used.
         self._table = Table("iiiii")
@@ -75,7 +82,7 @@ class Nodes:
     def parent_of(self, node: int) -> int:
         """The node before this one, ``NO_NODE`` if there is none here."""
         above = self._above[node]
-        return NO_NODE if above is None else self.node_of(above)
+        return NO_NODE if above is None or above is _NOTHING else self.node_of(above)
 
     def size_of(self, node: int) -> int:
         """Chunks of a node."""
@@ -99,11 +106,40 @@ class Nodes:
             yield node
             i += same
 
-    def follows(self, chunk: ChunkId, parent: ChunkId | None) -> None:
-        """What is before a chunk is known now, as it need not be of what a scan found."""
-        node = self.node_of(chunk)
-        if node != NO_NODE and self._first(node) == chunk:
-            self._learn_parent(node, parent)
+    def leading(self, chunks: Sequence[ChunkId], at_least: int = 0) -> int:
+        """How many chunks of a run, from its head, are there, if it has no gaps."""
+        low, high = at_least, len(chunks)
+        while low < high:
+            middle = (low + high + 1) // 2
+            if self._where.get(chunks[middle - 1]) is None:
+                high = middle - 1
+            else:
+                low = middle
+        return low
+
+    def absent(self, chunks: Sequence[ChunkId]) -> list[tuple[int, int]]:
+        """Begin and end of each stretch of a run that the tier has nothing of.
+
+        Where all nodes follow what is held, a run has no gaps, and few chunks are looked up.
+        """
+        n = len(chunks)
+        if not self._loose and not (self._lost and self._any_lost(chunks)):
+            held = self.leading(chunks)
+            return [(held, n)] if held < n else []
+        there = [chunk is not None for chunk in self._where.get_all(chunks)]
+        ends = [i for i in range(1, n) if there[i] != there[i - 1]]
+        stretches = zip([0, *ends], [*ends, n], strict=True)
+        return [(begin, end) for begin, end in stretches if begin < end and not there[begin]]
+
+    def learn_parents(self, chunks: Sequence[ChunkId], parent: ChunkId | None) -> None:
+        """What is before these chunks is known now, as it need not be of what a scan found."""
+        if not self._loose:
+            return
+        before = parent
+        for chunk, node in zip(chunks, self._where.get_all(chunks), strict=True):
+            if node is not None and self._first(node) == chunk:
+                self._learn_parent(node, before)
+            before = chunk
 
     def uses_of(self, node: int) -> int:
         """How often a node was used, by the request that stored it too."""
@@ -123,30 +159,48 @@ class Nodes:
         if self._leaf[node]:
             self._changed.add(node)
 
-    def add(self, chunks: Sequence[ChunkId], parent: ChunkId | None, mark: int, owner: int) -> None:
-        """Take in chunks of which the tier has none, behind ``parent``."""
-        self._new(tuple(chunks), parent, mark, owner)
-        self.held += len(chunks)
-        # What was left without a parent finds it again.
-        for chunk in [c for c in chunks[:-1] if c in self._children]:
-            self._cut(self.node_of(chunk), self._index(self.node_of(chunk), chunk) + 1)
-        end = self.node_of(chunks[-1])
-        self._set_leaf(end, chunks[-1] not in self._children)
+    def add(
+        self, chunks: Sequence[ChunkId], parent: ChunkId | None, mark: int, owner: int,
+        first: bool = False,
+    ) -> None:  # fmt: skip
+        """Take in chunks of which the tier has none, behind ``parent``.
 
-    def discard(self, chunk: ChunkId) -> None:
-        """Forget ``chunk``, if it is there; what follows it stays."""
-        node = self._where.get(chunk)
-        if node is None:
-            return
-        if self.last_chunk(node) != chunk:
-            self._cut(node, self._index(node, chunk) + 1)
-        del self._where[chunk]
-        self.held -= 1
-        self._size[node] -= 1
-        if self._size[node]:
-            self._set_leaf(node, True)
-        else:
-            self._free(node)
+        Args:
+            chunks: neighbours, head first.
+            parent: the chunk before them, None if there is none or it is unknown.
+            mark: for their node.
+            owner: the session they were made for.
+            first: whether nothing is before them.
+
+        """
+        self._new(tuple(chunks), _NOTHING if first else parent, mark, owner)
+        self.held += len(chunks)
+        last = chunks[-1]
+        back = self._found_again(chunks) if self._lost and self._any_lost(chunks) else []
+        for chunk in back:
+            if chunk != last:
+                self._cut(self.node_of(chunk), self._index(self.node_of(chunk), chunk) + 1)
+        self._set_leaf(self.node_of(last), last not in back)
+
+    def discard(self, chunks: Sequence[ChunkId]) -> None:
+        """Forget those of ``chunks`` that are there; what follows them stays.
+
+        Quick where whole ends of nodes come, their last chunk first, as they are evicted.
+        """
+        i, n = 0, len(chunks)
+        while i < n:
+            node = self._where.get(chunks[i])
+            if node is None:
+                i += 1
+                continue
+            if self.last_chunk(node) != chunks[i]:
+                self._cut(node, self._index(node, chunks[i]) + 1)
+            if not self._leaf[node]:
+                self._lost[chunks[i]] = None
+            same = self._match_end(node, chunks, i)
+            self._where.remove(chunks[i : i + same])
+            self._shorten(node, same)
+            i += same
 
     # What to do -------------------------------------------------------------
 
@@ -208,7 +262,18 @@ class Nodes:
 
     def _learn_parent(self, node: int, parent: ChunkId | None) -> None:
         if parent is not None and self._above[node] is None:
+            self._loose -= 1
             self._hang(node, parent)
+
+    def _any_lost(self, chunks: Sequence[ChunkId]) -> bool:
+        return not self._lost.keys().isdisjoint(chunks)
+
+    def _found_again(self, chunks: Sequence[ChunkId]) -> list[ChunkId]:
+        """Those of ``chunks`` that nodes follow which were left without them."""
+        back = [chunk for chunk in chunks if chunk in self._lost]
+        for chunk in back:
+            del self._lost[chunk]
+        return back
 
     def _first(self, node: int) -> ChunkId:
         chunks = self._chunks[node]
@@ -230,25 +295,40 @@ class Nodes:
             return n
         return next(i for i in range(n) if mine[i] != chunks[begin + i])
 
+    def _match_end(self, node: int, chunks: Sequence[ChunkId], begin: int) -> int:
+        """How many chunks of a node, from its end, come in turn from ``begin`` on."""
+        mine, size = self._chunks[node], self._size[node]
+        assert mine is not None
+        n = min(size, len(chunks) - begin)
+        if mine[size - n] == chunks[begin + n - 1]:
+            end = list(mine[size - n : size])
+            end.reverse()
+            if end == list(chunks[begin : begin + n]):
+                return n
+        return next(i for i in range(n) if mine[size - 1 - i] != chunks[begin + i])
+
     def _new(
         self, chunks: tuple[ChunkId, ...], parent: ChunkId | None, mark: int, owner: int
     ) -> None:
         node = self._table.new(len(chunks), mark, owner, 0, 1)
         self._chunks.put(node, chunks)
-        self._above.put(node, None)
+        self._above.put(node, parent)
         self._where.assign(chunks, node)
         self._marked(mark, 1)
-        if parent is not None:
+        if parent is None:
+            self._loose += 1
+        elif parent is not _NOTHING:
             self._hang(node, parent)
 
     def _hang(self, node: int, parent: ChunkId) -> None:
         self._above[node] = parent
         self._children[parent] = (self._children.get(parent) or 0) + 1
         above = self.node_of(parent)
-        if above != NO_NODE:
-            if self.last_chunk(above) != parent:
-                self._cut(above, self._index(above, parent) + 1)
-                return
+        if above == NO_NODE:
+            self._lost[parent] = None
+        elif self.last_chunk(above) != parent:
+            self._cut(above, self._index(above, parent) + 1)
+        else:
             self._set_leaf(above, False)
 
     def _cut_before(self, node: int, chunk: ChunkId) -> int:
@@ -280,6 +360,15 @@ class Nodes:
             self._changed.add(node)
         self._leaf[node] = int(leaf)
 
+    def _shorten(self, node: int, count: int) -> None:
+        """A node has lost so many chunks at its end."""
+        self.held -= count
+        self._size[node] -= count
+        if self._size[node]:
+            self._set_leaf(node, True)
+        else:
+            self._free(node)
+
     def _free(self, node: int) -> None:
         above = self._above[node]
         self._chunks[node] = self._above[node] = None
@@ -288,12 +377,15 @@ class Nodes:
         self._marked(self._mark[node], -1)
         self._table.free(node)
         if above is None:
+            self._loose -= 1
+        if above is None or above is _NOTHING:
             return
         left = (self._children.get(above) or 0) - 1
         if left > 0:
             self._children[above] = left
             return
         del self._children[above]
+        self._lost.pop(above, None)
         parent = self.node_of(above)
         if parent != NO_NODE:
             self._set_leaf(parent, True)

@@ -54,6 +54,12 @@ class ShardedDict(Generic[K, V]):
         shards = self._shards
         return [shards[hash(key) & _MASK].pop(key, default) for key in keys]
 
+    def remove(self, keys: Iterable[K]) -> None:
+        """Take ``keys`` out, all of which are there."""
+        shards = self._shards
+        for key in keys:
+            del shards[hash(key) & _MASK][key]
+
     def assign(self, keys: Iterable[K], value: V) -> None:
         """Give all ``keys`` the same value."""
         shards = self._shards
