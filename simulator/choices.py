@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -13,7 +12,7 @@ from kvtiers.policies import POLICIES, Policy, Run, TierInfo
 from kvtiers.policies.base import one_second_a_chunk
 from kvtiers.policies.registry import UnknownNameError
 from kvtiers.simulator import optimum
-from kvtiers.simulator.errors import SimulatorError
+from kvtiers.simulator.errors import SimulatorError, did_you_mean
 from kvtiers.tiers.units import read_percent, read_size
 from pydantic import BaseModel, ValidationError
 
@@ -92,7 +91,8 @@ def _policy(word: str) -> PolicyChoice:
     try:
         found = POLICIES.get(name)
     except UnknownNameError as error:
-        raise SimulatorError(f"{error} '{MIN.name}' is the clairvoyant optimum.") from None
+        optimal = did_you_mean(name.lower(), [MIN.name])
+        raise SimulatorError(f"{error} '{MIN.name}' is the clairvoyant optimum.{optimal}") from None
     except (ImportError, TypeError) as error:
         raise SimulatorError(str(error)) from None
     values = dict(_option(word, part, found) for part in rest.split(":") if part)
@@ -108,11 +108,10 @@ def _option(word: str, part: str, found: type[Policy]) -> tuple[str, Any]:
     key, equals, value = part.partition("=")
     known = sorted(found.Config.model_fields)
     if not equals or key not in known:
-        close = difflib.get_close_matches(key, known, n=1)
+        options = [f"{each}=" for each in known]
         raise SimulatorError(
             f"'{word}': '{part}' is no option of {found.name}."
-            + (f" Did you mean '{close[0]}='?" if close else "")
-            + f" Options: {', '.join(f'{each}=' for each in known) or 'none'}."
+            f"{did_you_mean(f'{key}=', options)} Options: {', '.join(options) or 'none'}."
         )
     return key, yaml.safe_load(value)
 

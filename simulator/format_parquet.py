@@ -57,7 +57,8 @@ def open_source(path: str) -> Source:
 
     """
     table = _table(path)
-    metadata = {k.decode(): v.decode() for k, v in (table.schema.metadata or {}).items()}
+    found = (table.schema.metadata or {}).items()
+    metadata = {k.decode(errors="replace"): v.decode(errors="replace") for k, v in found}
     names = set(table.column_names)
     if missing := [name for name in (*_NEEDED, "run_start", "run_len") if name not in names]:
         raise TraceError(

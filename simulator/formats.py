@@ -55,20 +55,29 @@ def find(place: str) -> Path:
 
     """
     folder = Path(os.environ.get(FOLDER_VARIABLE, DEFAULT_FOLDER))
-    tried = [Path(place)]
-    if os.sep not in place:
+    # Nothing names nothing, though a path of nothing is the folder at hand.
+    tried = [Path(place)] if place else []
+    if place and os.sep not in place:
         tried += [folder / f"{place}{ending}" for ending in ("", *_ENDINGS)]
     for path in tried:
         if path.exists() or is_recording(path):
             return path
-    known = sorted(path.stem for path in folder.glob("*") if path.suffix in _ENDINGS)
-    close = difflib.get_close_matches(Path(place).stem, known, n=1)
+    known, beside = _traces_in(folder), _traces_in(Path(place).parent)
+    written = dict(zip(known, known, strict=True)) | {
+        stem: path.name for stem, path in beside.items()
+    }
+    close = difflib.get_close_matches(Path(place).stem, written, n=1)
     raise TraceError(
         f"no trace at '{place}'{f' nor in {folder}' if os.sep not in place else ''}."
-        + (f" Did you mean '{close[0]}'?" if close else "")
+        + (f" Did you mean '{written[close[0]]}'?" if close else "")
         + f" A trace is a file, or the name of one in the folder that {FOLDER_VARIABLE} names."
         + (f" There: {', '.join(known)}." if known else "")
     )
+
+
+def _traces_in(folder: Path) -> dict[str, Path]:
+    """What looks like a trace there, by its name without the ending."""
+    return {path.stem: path for path in sorted(folder.glob("*")) if path.suffix in _ENDINGS}
 
 
 def _open(path: Path) -> list[Source]:
@@ -86,6 +95,8 @@ def _open_file(path: Path) -> Source:
             head = file.read(_HEAD_BYTES)
     except OSError as error:
         raise TraceError(f"{path}: it can't be read: {error.strerror or error}") from None
+    if not head:
+        raise TraceError(f"{path} is empty.")
     for module in _FORMATS:
         if module.recognises(head):
             source: Source = module.open_source(str(path))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
@@ -15,6 +16,18 @@ if TYPE_CHECKING:
 
 _WIDTH, _HEIGHT = 6.4, 4.8  # inches
 _STYLES = {"lru": ("grey", "-"), optimum.NAME: ("black", "--")}
+
+
+def check(path: str) -> None:
+    """Refuse what could not be drawn.
+
+    Raises:
+        SimulatorError: matplotlib is not installed, or does not know the file's ending.
+
+    """
+    known = need_matplotlib().Figure().canvas.get_supported_filetypes()
+    if os.path.splitext(path)[1].lower().removeprefix(".") not in known:
+        raise SimulatorError(f"a plot is a file that ends in .png, .svg or .pdf, not '{path}'.")
 
 
 def need_matplotlib() -> Any:
@@ -42,14 +55,12 @@ def write_plot(results: Sequence[Result], path: str) -> None:
 
     """
     panels = [(name, list(group)) for name, group in groupby(results, lambda r: r.trace)]
+    check(path)
     figure = need_matplotlib().Figure(figsize=(_WIDTH * len(panels), _HEIGHT), layout="constrained")
     axes = figure.subplots(1, len(panels), squeeze=False)[0]
     for axis, (name, group) in zip(axes, panels, strict=True):
         _panel(axis, name, group)
-    try:
-        figure.savefig(path)
-    except ValueError as error:
-        raise SimulatorError(f"{path}: {error}") from None
+    figure.savefig(path)
 
 
 def _panel(axis: Axes, name: str, results: Sequence[Result]) -> None:

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import yaml
 from kvtiers.policies.placement import Admission, Placement, WriteWhen
 from kvtiers.simulator.choices import Capacity
-from kvtiers.simulator.errors import SimulatorError
+from kvtiers.simulator.errors import SimulatorError, did_you_mean
 from kvtiers.tiers.units import Size, read_size
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
@@ -133,10 +133,14 @@ def read_stack(path: str | os.PathLike[str]) -> StackModel:
 
 
 def _first_problem(error: ValidationError) -> str:
-    first: Mapping[str, Any] = error.errors()[0]
+    # A key that is missing may be there, misspelt.
+    problems = sorted(error.errors(), key=lambda problem: problem["type"] != "extra_forbidden")
+    first: Mapping[str, Any] = problems[0]
     place = ".".join(map(str, first["loc"]))
     if first["type"] == "extra_forbidden":
         model = TierModel if "tiers" in first["loc"] else StackModel
-        return f"'{place}' is no key of it. Known there: {', '.join(model.model_fields)}."
+        known = model.model_fields
+        close = did_you_mean(str(first["loc"][-1]), known)
+        return f"'{place}' is no key of it.{close} Known there: {', '.join(known)}."
     said = str(first["msg"]).removeprefix("Value error, ").rstrip(".")
     return f"{f'{chr(39)}{place}{chr(39)}: ' if place else ''}{said}."

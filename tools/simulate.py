@@ -136,12 +136,14 @@ def _check_outputs(arguments: argparse.Namespace) -> None:
     if arguments.parquet:
         report.need_pyarrow()
     if arguments.plot:
-        plot.need_matplotlib()
+        plot.check(arguments.plot)
     for option in ("json", "parquet", "plot"):
         path = getattr(arguments, option)
         folder = os.path.dirname(path or "") or "."
         if path and not os.path.isdir(folder):
             raise SimulatorError(f"--{option} {path}: there is no folder {folder}.")
+        if path and os.path.isdir(path):
+            raise SimulatorError(f"--{option} {path}: that is a folder; name a file.")
     if arguments.jobs is not None and arguments.jobs < 1:
         raise SimulatorError(f"--jobs {arguments.jobs}: write 1 or more.")
 

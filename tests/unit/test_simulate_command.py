@@ -204,6 +204,7 @@ def test_a_policy_is_named_once_and_its_options_are_read() -> None:
     ("words", "told"),
     [
         (["--policies", "lur"], "Did you mean 'lru'?"),
+        (["--policies", "mni"], "Did you mean 'min'?"),
         (["--policies", "lru:x=1"], "'x=1' is no option of lru"),
         (["--policies", ","], "no policy is named"),
         (["--policies", "min:x=1"], "min has no options"),
@@ -217,6 +218,7 @@ def test_a_policy_is_named_once_and_its_options_are_read() -> None:
         (["--footprint", "3"], "has 12 distinct chunks"),
         (["--footprint", "0"], "has 12 distinct chunks"),
         (["--json", "/no/such/folder/x.json"], "there is no folder /no/such/folder"),
+        (["--parquet", "/"], "that is a folder"),
     ],
 )
 def test_what_cannot_work_is_told_in_a_paragraph(
@@ -224,6 +226,14 @@ def test_what_cannot_work_is_told_in_a_paragraph(
 ) -> None:
     assert simulate(trace, *words) == 2
     assert told in capsys.readouterr().err
+
+
+def test_a_plot_that_could_not_be_drawn_is_refused_before_the_work(trace: Path, capsys) -> None:
+    pytest.importorskip("matplotlib")
+    assert simulate(trace, "--policies", "lru", "--plot", "out.xyz") == 2
+    shown = capsys.readouterr()
+    assert not shown.out
+    assert "ends in .png, .svg or .pdf, not 'out.xyz'" in shown.err
 
 
 def test_zero_jobs_are_refused(trace: Path, capsys) -> None:

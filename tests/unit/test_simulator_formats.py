@@ -381,6 +381,38 @@ def test_traces_are_found_by_name_in_the_folder_for_them(tmp_path: Path, monkeyp
         read_trace(tmp_path / "nowhere.jsonl")
 
 
+def test_a_misspelt_path_is_told_the_file_beside_it(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setenv("KVTIERS_TRACES", str(tmp_path / "other"))
+    write_lines(tmp_path / "monday.jsonl", [mooncake([0], 512)])
+    with pytest.raises(TraceError, match=r"Did you mean 'monday\.jsonl'\?"):
+        read_trace(tmp_path / "munday.jsonl")
+
+
+def test_nothing_names_no_trace(tmp_path: Path, monkeypatch) -> None:
+    """As where a shell's variable is not set: what lies in the folder at hand was not meant."""
+    write_lines(tmp_path / "t.jsonl", [mooncake([0], 512)])
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(TraceError, match="no trace at ''"):
+        read_trace("")
+
+
+def test_an_empty_file_is_told_as_such(tmp_path: Path) -> None:
+    file = write_lines(tmp_path / "t.jsonl", [])
+    with pytest.raises(TraceError, match=r"t\.jsonl is empty"):
+        read_trace(file)
+
+
+def test_metadata_that_is_no_text_is_no_trace(tmp_path: Path) -> None:
+    pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    file = write_runs(tmp_path / "t.parquet", [runs([0], [1], 512)])
+    table = parquet.read_table(file).replace_schema_metadata({b"block_tokens": b"51\x9b"})
+    parquet.write_table(table, file)
+    with pytest.raises(TraceError, match="must say 'block_tokens'"):
+        read_trace(file)
+
+
 def test_a_trace_without_requests_is_refused(tmp_path: Path) -> None:
     pytest.importorskip("pyarrow")
     from pyarrow import parquet
