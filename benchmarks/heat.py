@@ -41,6 +41,8 @@ BOUND = 0.95
 
 _DEFAULT = "../shared/heat_prompts"
 _SHARE = 0.2
+# Columns of the terminal that the table of five prompts takes.
+_WIDTH = 100
 
 Mass = NDArray[np.float64]
 """``[layers, kv_heads, chunks]``, without the sink chunk."""
@@ -96,14 +98,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     measured = []
     for number, pair in enumerate(pairs, start=1):
-        told = f"prompt {number}: {pair.source}, {pair.prefix_tokens} tokens"
+        told = f"#{number}: {pair.source}, {pair.prefix_tokens} tokens"
         progress.print(told, markup=False)
         measured.append(measure(model, pair, options))
     held_by = shares(measured)
     means = {name: fmean(values) for name, values in held_by.items()}
     names = [pair.source for pair in pairs]
     result = Result(names, options.chunk_tokens, options.window, held_by, means)
-    Console().print(table(result))
+    console = Console()
+    console.width = max(console.width, _WIDTH)
+    console.print(table(result))
     if options.json:
         options.json.write_text(json.dumps(asdict(result), indent=2) + "\n")
     best = max(means["window, per KV head"], means["window, per layer"])
@@ -234,7 +238,7 @@ def table(result: Result) -> Table:
     )
     grid.add_column("chosen by")
     for number in range(1, len(result.prompts) + 1):
-        grid.add_column(f"prompt {number}", justify="right")
+        grid.add_column(f"#{number}", justify="right")
     grid.add_column("mean", justify="right")
     grid.add_column("of perfect", justify="right")
     for name, values in result.shares.items():

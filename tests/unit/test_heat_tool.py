@@ -257,7 +257,7 @@ def test_the_table_has_each_prompt_and_their_mean(llama, pairs, tmp_path, capsys
     assert found["prompts"] == ["made 1", "made 2"]
     for name, values in found["shares"].items():
         assert found["means"][name] == pytest.approx(sum(values) / 2)
-    assert "prompt 2" in capsys.readouterr().out
+    assert "#2" in capsys.readouterr().out
 
 
 def test_a_damaged_pair_is_named_by_its_line(pairs: Path) -> None:
