@@ -133,6 +133,8 @@ class TieredKVConnector(OffloadingConnector):  # type: ignore[misc]  # vLLM is u
             self._manager.open(
                 reports[0], self._gpu_usage, self._gpu_fullness, self._prefill_under_way
             )
+            if self._heat_watch is not None:
+                self._heat_watch.opened(self._manager.hierarchy)
             self._manager.record_with(
                 start_recorder(
                     self._loaded.config,

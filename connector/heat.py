@@ -47,6 +47,10 @@ class HeatSettings(BaseModel):
         le=1,
         description="the share of the time of computing prompts that measuring may take",
     )
+    share: bool = Field(
+        default=False,
+        description="whether engines tell each other, through the first tier that they share",
+    )
     log: FileOption | None = Field(
         default=None, description="the file that what is measured is appended to"
     )
@@ -54,7 +58,8 @@ class HeatSettings(BaseModel):
 
 _ALLOWED = (
     "it must be 'auto', true, false, or a mapping with some of layers, window and every, whole "
-    "numbers from 1 on, budget, a share of at most 1, and log, the path of a file"
+    "numbers from 1 on, budget, a share of at most 1, share, true or false, and log, the path of a "
+    "file"
 )
 
 

@@ -142,6 +142,12 @@ class HeatBook:
     def __len__(self) -> int:
         return len(self._rows)
 
+    @property
+    def heads(self) -> int:
+        """KV heads of the model, 0 before the first measurement."""
+        heads: int = self._table.shape[2]
+        return heads
+
     def note(self, run: Run, measured: dict[int, Heat]) -> list[float]:
         """Take in what was measured of a prompt: per layer ``[kv_heads, chunks]``.
 

@@ -15,9 +15,11 @@ from kvtiers.connector.heat import (
     HeatStep,
     Readings,
 )
-from kvtiers.connector.heat_book import HeatBook, HeatPlan
+from kvtiers.connector.heat_book import Heat, HeatBook, HeatPlan
 from kvtiers.connector.heat_log import HeatLog
+from kvtiers.connector.heat_share import HeatShare
 from kvtiers.policies import Run
+from kvtiers.tiers.hierarchy import Hierarchy
 
 logger = logging.getLogger(__name__)
 
@@ -29,11 +31,17 @@ class HeatWatch:
         plan: says which prompts are measured.
         book: keeps what came of it.
         log: writes it to a file, if the user wants one.
+        shares: whether other engines are told of it, and tell of theirs.
 
     """
 
-    def __init__(self, plan: HeatPlan, book: HeatBook, log: HeatLog | None = None) -> None:
+    def __init__(
+        self, plan: HeatPlan, book: HeatBook, log: HeatLog | None = None, *, shares: bool = False
+    ) -> None:
         self._plan, self.book, self._log = plan, book, log
+        self._shares = shares
+        self._share: HeatShare | None = None
+        self._chunk_bytes = 1
 
     @classmethod
     def of_engine(
@@ -65,7 +73,20 @@ class HeatWatch:
             vllm_config.parallel_config.world_size,
         )
         layers = vllm_config.model_config.hf_text_config.num_hidden_layers
-        return cls(plan, HeatBook(layers), HeatLog(settings.log) if settings.log else None)
+        log = HeatLog(settings.log) if settings.log else None
+        return cls(plan, HeatBook(layers), log, shares=settings.share)
+
+    def opened(self, hierarchy: Hierarchy) -> None:
+        """The tiers are open: exchange heat through the first that is shared, if asked to."""
+        if not self._shares:
+            return
+        tier = hierarchy.shared_tier()
+        if tier is None:
+            logger.warning("Attention heat stays in this engine: it has no tier that is shared.")
+            return
+        self._chunk_bytes = hierarchy.chunk_bytes
+        self._share = HeatShare(tier, lambda: hierarchy.namespace, writes=hierarchy.stores)
+        self._share.start()
 
     def step(
         self,
@@ -111,19 +132,39 @@ class HeatWatch:
         return []
 
     def told(self, readings: Readings) -> Iterator[tuple[Run, list[float]]]:
-        """What workers have measured: chunks after the sink, and the heat of each."""
+        """What was measured: chunks after the sink, and the heat of each."""
         for run, measured in self._plan.answered(readings):
             if self._log is not None:
                 self._log.note(run, measured)
-            heat = self.book.note(run.tail(1), measured)
-            yield run.tail(len(run) - len(heat)), heat
+            if self._share is not None:
+                self._share.note(run, measured)
+            yield self._noted(run, measured)
+        yield from self._told_by_others()
+
+    def _noted(self, run: Run, measured: dict[int, Heat]) -> tuple[Run, list[float]]:
+        heat = self.book.note(run.tail(1), measured)
+        return run.tail(len(run) - len(heat)), heat
+
+    def _told_by_others(self) -> Iterator[tuple[Run, list[float]]]:
+        """What other engines have measured, once it is known what heads there are here."""
+        if self._share is None or not self.book.heads:
+            return
+        for prompt in self._share.take():
+            run = Run(prompt.chunks, 0, self._chunk_bytes, self._plan.group)
+            # Where heads are copied to fill the ranks, there are more of them.
+            if len(run) > 1 and prompt.heads == self.book.heads:
+                yield self._noted(run, dict(prompt.measured))
 
     def forget(self) -> None:
         """Other weights, or another namespace: what was measured means nothing now."""
         self._plan.forget()
         self.book.forget()
+        if self._share is not None:
+            self._share.forget()
 
     def close(self) -> None:
-        """Write what waits to be logged."""
+        """Write what waits to be logged or told. The tiers are still open."""
+        if self._share is not None:
+            self._share.close()
         if self._log is not None:
             self._log.close()

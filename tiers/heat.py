@@ -1,7 +1,8 @@
 """Measured attention on its way to the policy.
 
 It is measured while a prompt is computed, and the prompt's chunks are stored a step or
-more later. A policy keeps facts of chunks that some tier holds, so it waits for them.
+more later; or another engine has told it, and they are loaded once they are needed. A
+policy keeps facts of chunks that some tier holds, so it waits for them.
 """
 
 from __future__ import annotations
@@ -44,6 +45,16 @@ class HeatInbox:
                 waiting = self._waiting.pop(chunk, None)
                 if waiting is not None:
                     self._policy.on_heat(*waiting)
+
+    def used(self, runs: Iterable[Run]) -> None:
+        """A request starts with these, of which some may have come from a tier."""
+        if not self._waiting:
+            return
+        for run in runs:
+            for chunk in run.chunks:
+                waiting = self._waiting.pop(chunk, None)
+                if waiting is not None:
+                    self.measured(*waiting)
 
     def forget(self) -> None:
         """Nothing measured so far says anything any more."""

@@ -125,6 +125,7 @@ class Hierarchy:
         prefill: Prefill | None = None,
     ) -> None:
         self._clock = clock
+        self.stores = stores
         self._lock = threading.RLock()
         self._idle: IdleThread | None = None
         # What the engine was told in this step holds until its ``tick``.
@@ -222,6 +223,10 @@ class Hierarchy:
     def chunk_bytes(self) -> int:
         """Size of a chunk."""
         return self._residency.chunk_bytes
+
+    def shared_tier(self) -> Tier | None:
+        """The nearest one that other engines may read and write too."""
+        return next((tier.tier for tier in self._lower if tier.tier.shared), None)
 
     @property
     def namespace(self) -> Namespace:
@@ -343,6 +348,7 @@ class Hierarchy:
                 self._spill.write_again(run.head(held))
             served[run.group] = self._account(request, run.tail(held), loaded)
             self._tell_use(request, run, held, loaded)
+        self._heat.used(request.facts.runs)
         request.start()
         self._queued.leave(request.facts)
         self._promotion.dismiss(request)

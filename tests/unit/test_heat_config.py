@@ -42,6 +42,7 @@ def test_the_variable_takes_a_mapping_too() -> None:
         ({"layers": 0}, "and its layers is 0"),
         ({"every": "often"}, "and its every is 'often'"),
         ({"budget": 0}, "and its budget is 0"),
+        ({"share": "first"}, "and its share is 'first'"),
         ({"log": 5}, "and its log is 5"),
         ({"log": ""}, "and its log is ''"),
     ],
