@@ -11,6 +11,7 @@ import pytest
 from hierarchy_kit import DictTier, Stack, prefix
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from kvtiers.connector import heat_watch
 from kvtiers.connector.heat import HeatSettings
 from kvtiers.connector.heat_book import HeatBook, HeatPlan
 from kvtiers.connector.heat_records import Prompt, decode, encode
@@ -247,6 +248,16 @@ def test_others_heat_is_in_the_averages_once_the_own_heads_are_known(engines: En
     made._share.exchange(tell=True)
     assert same(engines.hear(0), [Prompt(prompt("b").chunks, measured(3, 0))])
     assert list(made.told({})) == []
+
+
+def test_a_step_takes_in_a_few_of_many(engines: Engines, monkeypatch) -> None:
+    monkeypatch.setattr(heat_watch, "_MOST_AT_ONCE", 2)
+    made = watch()
+    made._share = engines.shares[1]
+    made.book.note(Run((b"x",)), {0: np.ones((2, 1), np.float32)})
+    engines.tell(0, *map(prompt, "abc"))
+    made._share.exchange(tell=False)
+    assert [len(list(made.told({}))) for _ in range(3)] == [2, 1, 0]
 
 
 def test_without_a_shared_tier_it_says_so(caplog) -> None:
