@@ -1,4 +1,4 @@
-"""FIFO, LRU-2, LFU, S3-FIFO, SIEVE and W-TinyLFU against libcachesim, and against themselves."""
+"""The policies of the literature against libcachesim, and against themselves."""
 
 from __future__ import annotations
 
@@ -52,6 +52,7 @@ REFERENCES = [
     Reference("fifo", libcachesim.FIFO),
     Reference("lru-2", libcachesim.LRUK),
     Reference("lfu", libcachesim.LFU),
+    Reference("arc", libcachesim.ARC, (1, 2, 10, 100, 900)),
     Reference("s3fifo", libcachesim.S3FIFO, (20, 25, 100)),
     Reference("sieve", libcachesim.Sieve),
     Reference("w-tinylfu", libcachesim.WTinyLFU, (101, 202, 505)),
@@ -164,6 +165,17 @@ def test_the_use_that_a_copy_was_made_for_is_no_second_one(reference: Reference)
 
 
 @each_reference
+def test_a_use_on_the_gpu_counts_in_every_tier(reference: Reference) -> None:
+    policy = reference.ours([TierInfo("cpu", 40), TierInfo("fs", 80)])
+    for tier in ("cpu", "fs"):
+        policy.on_insert(Run("ab"), tier)
+    for _ in range(3):
+        policy.on_access(Run("b"), REQUEST, "gpu")
+    used = "ba" if reference.name == "fifo" else "ab"
+    assert order(policy, "cpu") == order(policy, "fs") == used
+
+
+@each_reference
 def test_what_a_scan_finds_is_older_than_all_that_is_there(reference: Reference) -> None:
     policy = reference.ours([TierInfo("fs", 40)])
     policy.on_insert(Run("a"), "fs")
@@ -184,7 +196,7 @@ def test_a_tier_without_a_bound_remembers_nothing_that_is_gone(reference: Refere
     assert order(policy) == "bac"
 
 
-@pytest.mark.parametrize("name", ["lru-2", "s3fifo", "w-tinylfu"])
+@pytest.mark.parametrize("name", ["lru-2", "arc", "s3fifo", "w-tinylfu"])
 def test_a_scan_does_not_push_out_what_was_used_often(name: str) -> None:
     cache = ChunkTier(POLICIES.get(name), 101)
     for chunk in [*range(102), *[50, 51, 52] * 4, *range(1000, 2000)]:
