@@ -159,8 +159,9 @@ class _WTinyLfuTier(ChunkwiseTier):
         """
         contest = _Contest(self._rings, sketch, len(self._coming))
         room, free = self._room_in_main(), self._limit - sum(self._rings.sizes)
-        estimates = sketch.estimates(self._coming) if compete else [inf] * len(self._coming)
-        for arrival in zip(self._coming, estimates, strict=True):
+        # Who competes has been seen once more by then: when it came.
+        seen = sketch.estimates(self._coming) if compete else [inf] * len(self._coming)
+        for arrival in zip(self._coming, (count + 1 for count in seen), strict=True):
             if free > 0:
                 free -= 1
             else:
