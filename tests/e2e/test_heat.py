@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from engine import BLOCK, Engine, cpu
+from engine import BLOCK, Engine, cpu, fs
 from kvtiers.policies import Run
 from kvtiers.policies.attention_heat import AttentionHeatPolicy
 from kvtiers.tools.heat_model import HeatModel
@@ -64,9 +65,11 @@ class Heard:
 
 
 @contextmanager
-def heard(model: Path, heat: Any = HEAT, **options: Any) -> Iterator[Heard]:
+def heard(
+    model: Path, heat: Any = HEAT, tiers: Sequence[dict[str, Any]] = (), **options: Any
+) -> Iterator[Heard]:
     extra = {"policy": "attention-heat", "attention_heat": heat}
-    with Engine(model, [cpu()], extra=extra, **options) as engine:
+    with Engine(model, [cpu(), *tiers], extra=extra, **options) as engine:
         yield Heard(engine)
 
 
@@ -83,6 +86,8 @@ def test_the_probe_measures_the_models_attention(llama: Path) -> None:
         for ours, right in zip(found.values(), expected, strict=True):
             np.testing.assert_allclose(ours, right, rtol=1e-3, atol=1e-6)
         assert np.abs(expected[0] - expected[1]).max() > 0.01, "the prompts must differ"
+        budget = engine.engine.connector._heat_watch._plan._budget
+        assert 0 < budget._left < 1, "prompts have paid in, and measuring was paid"
         policy = engine.engine.hierarchy.policy
         assert isinstance(policy, AttentionHeatPolicy)
         assert policy._usual, "it heard of none"
@@ -101,3 +106,22 @@ def test_the_heads_of_all_ranks_come_together(llama: Path) -> None:
         ((run, _),) = engine.told
         right = by_hand(llama, THIRD, WINDOW)
         np.testing.assert_allclose(engine.book(run), right, rtol=1e-3, atol=1e-6)
+
+
+def test_an_engine_hears_through_a_shared_tier_what_another_measured(
+    llama: Path, tmp_path: Path
+) -> None:
+    heat, tiers = HEAT | {"share": True}, [fs(tmp_path / "root")]
+    with heard(llama, heat, tiers) as first:
+        first.engine.ask(FIRST, max_tokens=1)
+        ((theirs, _),) = first.told
+        measured = first.book(theirs)
+    with heard(llama, heat, tiers) as second:
+        # A thread reads what there is; it is taken in with what the engine measures itself.
+        share, patience = second.engine.connector._heat_watch._share, time.monotonic() + 60
+        while not share._others and time.monotonic() < patience:
+            time.sleep(0.01)
+        second.engine.ask(SECOND, max_tokens=1)
+        assert [run.chunks for run, _ in second.told][1:] == [theirs.chunks]
+        # On the way its figures were half floats.
+        np.testing.assert_allclose(second.book(theirs), measured, rtol=1e-3, atol=1e-6)

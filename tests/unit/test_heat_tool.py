@@ -23,7 +23,7 @@ sys.path.insert(0, str(ROOT / "tests" / "e2e"))
 import models  # noqa: E402 - found above
 
 from benchmarks import heat as figure  # noqa: E402 - found above
-from benchmarks import heat_policy  # noqa: E402 - found above
+from benchmarks import heat_cost, heat_policy  # noqa: E402 - found above
 
 
 @pytest.fixture(scope="module")
@@ -258,6 +258,22 @@ def test_the_table_has_each_prompt_and_their_mean(llama, pairs, tmp_path, capsys
     for name, values in found["shares"].items():
         assert found["means"][name] == pytest.approx(sum(values) / 2)
     assert "#2" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("inside", "measured", "code"),
+    [([0.02, 0.0], True, 0), ([0.03, 0.0], True, 1), ([0.0, 0.0], False, 1)],
+)
+def test_the_cost_is_what_of_all_cpu_time_was_inside_the_probe(
+    inside, measured, code, monkeypatch, tmp_path, capsys
+) -> None:
+    pairs = [
+        heat_cost.Pair(5.0, 5.0, 1.0, 1.0, probe_s=0.0, probe_cpu_s=seconds, measured=measured)
+        for seconds in inside
+    ]
+    monkeypatch.setattr(heat_cost, "_measure", lambda *_: iter(pairs))
+    assert heat_cost.main(["--model", str(tmp_path)]) == code
+    assert f"{sum(inside) / 2:.2%} of the prefill's CPU time" in capsys.readouterr().out
 
 
 def test_a_damaged_pair_is_named_by_its_line(pairs: Path) -> None:
