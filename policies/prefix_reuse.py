@@ -19,7 +19,7 @@ from kvtiers.policies.base import ChunkId, Policy, PolicyRequest, Run
 from kvtiers.policies.reuse_classes import ANY, Turn, UseClass, left, own, shared
 from kvtiers.policies.reuse_hazard import HazardLearner
 from kvtiers.policies.reuse_marks import UNKNOWN, Marks
-from kvtiers.policies.reuse_nodes import NO_NODE, Nodes
+from kvtiers.policies.reuse_nodes import NO_NODE, NOTHING, Nodes, before
 from kvtiers.policies.reuse_ranks import Ranks
 from kvtiers.policies.reuse_sessions import Session, Sessions
 from kvtiers.policies.reuse_watch import Watches
@@ -79,7 +79,7 @@ class PrefixReusePolicy(Policy):
             return
         now, chunks = self.clock(), prompt.chunks
         again = self._watches.used(chunks, now)
-        known = self._known(chunks)
+        known = max(nodes.leading(chunks, before(prompt)) for nodes in self._nodes.values())
         if again:
             known = max(known, chunks.index(again[-1]) + 1)
         session = self._session_of(request, prompt, again, known)
@@ -102,7 +102,7 @@ class PrefixReusePolicy(Policy):
         self._news += 1
         now, active = self.clock(), self._active.get(request.request_id)
         for nodes in self._nodes.values():
-            for node in nodes.cover(run.chunks, run.parent):
+            for node in nodes.cover(run.chunks, before(run)):
                 nodes.count_use(node)
                 self._use(nodes, node, active, now)
 
@@ -128,13 +128,12 @@ class PrefixReusePolicy(Policy):
         self._news += 1
         nodes, chunks = self._nodes[tier], run.chunks
         self._learn_limits(run)
-        for begin, end in nodes.absent(chunks):
-            parent = chunks[begin - 1] if begin else run.parent
+        for begin, end in nodes.absent(chunks, before(run)):
+            parent = chunks[begin - 1] if begin else before(run)
             mark, owner = self._mark_for(run, begin, parent)
-            first = parent is None and not run.start
-            nodes.add(chunks[begin:end], parent, mark, owner, first)
+            nodes.add(chunks[begin:end], parent, mark, owner)
             self._marks.hold(mark, -1)
-        nodes.learn_parents(chunks, run.parent)
+        nodes.learn_parents(chunks, before(run))
         self._ranks[tier].changes += 1
 
     def on_found(self, run: Run, tier: str, age: float) -> None:
@@ -167,12 +166,12 @@ class PrefixReusePolicy(Policy):
         capacity, nodes = self._capacity[tier], self._nodes[tier]
         if capacity is None or not len(run):
             return len(run)
-        missing = sum(end - begin for begin, end in nodes.absent(run.chunks))
+        missing = sum(end - begin for begin, end in nodes.absent(run.chunks, before(run)))
         wanted = missing - max(0, capacity // run.chunk_bytes - nodes.held)
         if wanted <= 0:
             return len(run)
         now = self.clock()
-        mark, _ = self._mark_for(run, 0, run.parent)
+        mark, _ = self._mark_for(run, 0, before(run))
         ranked = self._ranks[tier].ascending(now, self._news, (mark,))
         (worth,) = self._marks.worth_of_few((mark,), now)
         self._marks.hold(mark, -1)
@@ -184,13 +183,6 @@ class PrefixReusePolicy(Policy):
         return len(run) - max(0, wanted - gained)
 
     # Parts ------------------------------------------------------------------
-
-    def _known(self, chunks: Sequence[ChunkId]) -> int:
-        """How many chunks of a prompt, from its head, some tier holds."""
-        most = 0
-        for nodes in self._nodes.values():
-            most = nodes.leading(chunks, most)
-        return most
 
     def _session_of(
         self, request: PolicyRequest, prompt: Run, again: Sequence[ChunkId], known: int
@@ -270,13 +262,13 @@ class PrefixReusePolicy(Policy):
         """The mark, held once more, and the session of chunk ``i`` of a run that comes in."""
         chunk = run.chunks[i]
         for nodes in self._nodes.values():
-            node = nodes.node_of(chunk)
+            node = nodes.node_behind(chunk, parent)
             if node != NO_NODE:
                 return self._held(nodes.mark_of(node)), nodes.owner_of(node)
         for active in reversed(self._active.values()):
             if _has(active.request, run, i):
                 return self._held(active.mark), active.session.number
-        for nodes in self._nodes.values() if parent is not None else ():
+        for nodes in self._nodes.values() if parent not in (None, NOTHING) else ():
             node = nodes.node_of(parent)
             if node != NO_NODE:
                 return self._held(nodes.mark_of(node)), nodes.owner_of(node)

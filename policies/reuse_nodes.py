@@ -19,13 +19,19 @@ from typing import Final
 
 import numpy as np
 import numpy.typing as npt
-from kvtiers.policies.base import ChunkId
+from kvtiers.policies.base import ChunkId, Run
 from kvtiers.policies.columns import Objects, Table
+from kvtiers.policies.run_index import RunIndex
 from kvtiers.policies.sharded import ShardedDict
 
 NO_NODE = -1
-# What is before the first chunk of a prompt.
-_NOTHING: Final = object()
+NOTHING: Final = object()
+"""What is before the first chunk of a prompt."""
+
+
+def before(run: Run) -> ChunkId | None:
+    """What a run follows: a chunk, ``NOTHING``, or None if it is unknown."""
+    return NOTHING if run.parent is None and not run.start else run.parent
 
 
 class Nodes:
@@ -38,9 +44,9 @@ class Nodes:
 
     def __init__(self, marked: Callable[[int, int], None]) -> None:
         self._marked = marked
-        self._where: ShardedDict[ChunkId, int] = ShardedDict()
+        self._index = RunIndex()
         self._chunks: Objects[tuple[ChunkId, ...] | None] = Objects()
-        # The chunk before the node's first; ``_NOTHING`` if there is none, None if unknown.
+        # The chunk before the node's first; ``NOTHING`` if there is none, None if unknown.
         self._above: Objects[ChunkId | None] = Objects()
         # How many nodes follow a chunk.
         self._children: ShardedDict[ChunkId, int] = ShardedDict()
@@ -49,16 +55,23 @@ class Nodes:
         # Nodes of which it is unknown what they follow.
         self._loose = 0
         # Chunks left of the tuple; the mark; the session that made it; whether it is a leaf;
-        # how often it was used.
-        self._table = Table("iiiii")
-        self._size, self._mark, self._owner, self._leaf, self._uses = self._table.columns
+        # how often it was used; the part of the index.
+        self._table = Table("iiiiii")
+        self._size, self._mark, self._owner, self._leaf, self._uses, self._part = (
+            self._table.columns
+        )
         # Leaves that came, or got another mark, since ``take_changed``.
         self._changed: set[int] = set()
         self.held = 0
 
     def node_of(self, chunk: ChunkId) -> int:
         """The node that ``chunk`` is in, ``NO_NODE`` if the tier does not hold it."""
-        node = self._where.get(chunk)
+        node = self._index.find(chunk)
+        return NO_NODE if node is None else node
+
+    def node_behind(self, chunk: ChunkId, parent: ChunkId | None) -> int:
+        """The same, quicker where it is known what ``chunk`` follows."""
+        node, _ = self._locate(chunk, parent)
         return NO_NODE if node is None else node
 
     def mark_of(self, node: int) -> int:
@@ -82,7 +95,9 @@ class Nodes:
     def parent_of(self, node: int) -> int:
         """The node before this one, ``NO_NODE`` if there is none here."""
         above = self._above[node]
-        return NO_NODE if above is None or above is _NOTHING else self.node_of(above)
+        # A child hangs from the end of its parent.
+        found = None if above is None else self._index.at_end(above)
+        return NO_NODE if found is None else found
 
     def size_of(self, node: int) -> int:
         """Chunks of a node."""
@@ -92,54 +107,41 @@ class Nodes:
 
     def cover(self, chunks: Sequence[ChunkId], parent: ChunkId | None) -> Iterator[int]:
         """The nodes that make up what the tier has of a run, head first, cut to fit it."""
-        i, n = 0, len(chunks)
-        while i < n:
-            node = self._where.get(chunks[i])
-            if node is None:
-                i += 1
-                continue
-            node = self._cut_before(node, chunks[i])
-            same = self._match(node, chunks, i)
-            if same < self._size[node]:
-                self._cut(node, same)
-            self._learn_parent(node, chunks[i - 1] if i else parent)
-            yield node
-            i += same
+        for i, node, at, same in self._stretches(chunks, parent):
+            found = self._cut(node, at) if at else node
+            if same < self._size[found]:
+                self._cut(found, same)
+            self._learn_parent(found, chunks[i - 1] if i else parent)
+            yield found
 
-    def leading(self, chunks: Sequence[ChunkId], at_least: int = 0) -> int:
-        """How many chunks of a run, from its head, are there, if it has no gaps."""
-        low, high = at_least, len(chunks)
-        while low < high:
-            middle = (low + high + 1) // 2
-            if self._where.get(chunks[middle - 1]) is None:
-                high = middle - 1
-            else:
-                low = middle
-        return low
+    def leading(self, chunks: Sequence[ChunkId], parent: ChunkId | None) -> int:
+        """How many chunks of a run, from its head, are there."""
+        held = 0
+        for i, _, _, same in self._stretches(chunks, parent):
+            if i > held:
+                break
+            held += same
+        return held
 
-    def absent(self, chunks: Sequence[ChunkId]) -> list[tuple[int, int]]:
-        """Begin and end of each stretch of a run that the tier has nothing of.
-
-        Where all nodes follow what is held, a run has no gaps, and few chunks are looked up.
-        """
-        n = len(chunks)
-        if not self._loose and not (self._lost and self._any_lost(chunks)):
-            held = self.leading(chunks)
-            return [(held, n)] if held < n else []
-        there = [chunk is not None for chunk in self._where.get_all(chunks)]
-        ends = [i for i in range(1, n) if there[i] != there[i - 1]]
-        stretches = zip([0, *ends], [*ends, n], strict=True)
-        return [(begin, end) for begin, end in stretches if begin < end and not there[begin]]
+    def absent(self, chunks: Sequence[ChunkId], parent: ChunkId | None) -> list[tuple[int, int]]:
+        """Begin and end of each stretch of a run that the tier has nothing of."""
+        found, begin = [], 0
+        for i, _, _, same in self._stretches(chunks, parent):
+            if begin < i:
+                found.append((begin, i))
+            begin = i + same
+        if begin < len(chunks):
+            found.append((begin, len(chunks)))
+        return found
 
     def learn_parents(self, chunks: Sequence[ChunkId], parent: ChunkId | None) -> None:
         """What is before these chunks is known now, as it need not be of what a scan found."""
         if not self._loose:
             return
-        before = parent
-        for chunk, node in zip(chunks, self._where.get_all(chunks), strict=True):
+        for chunk, node in zip(chunks, self._index.at_ends(chunks), strict=True):
             if node is not None and self._first(node) == chunk:
-                self._learn_parent(node, before)
-            before = chunk
+                self._learn_parent(node, parent)
+            parent = chunk
 
     def uses_of(self, node: int) -> int:
         """How often a node was used, by the request that stored it too."""
@@ -159,28 +161,24 @@ class Nodes:
         if self._leaf[node]:
             self._changed.add(node)
 
-    def add(
-        self, chunks: Sequence[ChunkId], parent: ChunkId | None, mark: int, owner: int,
-        first: bool = False,
-    ) -> None:  # fmt: skip
-        """Take in chunks of which the tier has none, behind ``parent``.
+    def add(self, chunks: Sequence[ChunkId], parent: ChunkId | None, mark: int, owner: int) -> None:
+        """Take in chunks of which the tier has none.
 
         Args:
             chunks: neighbours, head first.
-            parent: the chunk before them, None if there is none or it is unknown.
+            parent: the chunk before them, ``NOTHING`` or None as ``before`` says.
             mark: for their node.
             owner: the session they were made for.
-            first: whether nothing is before them.
 
         """
-        self._new(tuple(chunks), _NOTHING if first else parent, mark, owner)
+        node = self._new(tuple(chunks), parent, mark, owner)
         self.held += len(chunks)
         last = chunks[-1]
         back = self._found_again(chunks) if self._lost and self._any_lost(chunks) else []
         for chunk in back:
             if chunk != last:
-                self._cut(self.node_of(chunk), self._index(self.node_of(chunk), chunk) + 1)
-        self._set_leaf(self.node_of(last), last not in back)
+                node = self._cut(node, self._index_in(node, chunk) + 1)
+        self._set_leaf(node, last not in back)
 
     def discard(self, chunks: Sequence[ChunkId]) -> None:
         """Forget those of ``chunks`` that are there; what follows them stays.
@@ -189,16 +187,16 @@ class Nodes:
         """
         i, n = 0, len(chunks)
         while i < n:
-            node = self._where.get(chunks[i])
+            node = self._index.find(chunks[i])
             if node is None:
                 i += 1
                 continue
             if self.last_chunk(node) != chunks[i]:
-                self._cut(node, self._index(node, chunks[i]) + 1)
+                self._cut(node, self._index_in(node, chunks[i]) + 1)
             if not self._leaf[node]:
                 self._lost[chunks[i]] = None
             same = self._match_end(node, chunks, i)
-            self._where.remove(chunks[i : i + same])
+            self._index.remove(chunks[i : i + same], self._part[node])
             self._shorten(node, same)
             i += same
 
@@ -261,8 +259,12 @@ class Nodes:
     # Parts ------------------------------------------------------------------
 
     def _learn_parent(self, node: int, parent: ChunkId | None) -> None:
-        if parent is not None and self._above[node] is None:
-            self._loose -= 1
+        if parent is None or self._above[node] is not None:
+            return
+        self._loose -= 1
+        if parent is NOTHING:
+            self._above[node] = NOTHING
+        else:
             self._hang(node, parent)
 
     def _any_lost(self, chunks: Sequence[ChunkId]) -> bool:
@@ -280,20 +282,64 @@ class Nodes:
         assert chunks is not None
         return chunks[0]
 
-    def _index(self, node: int, chunk: ChunkId) -> int:
+    def _index_in(self, node: int, chunk: ChunkId) -> int:
         chunks = self._chunks[node]
         assert chunks is not None
         return chunks.index(chunk)
 
-    def _match(self, node: int, chunks: Sequence[ChunkId], begin: int) -> int:
-        """How many chunks of a node, from its head, the run has from ``begin`` on."""
+    def _stretches(
+        self, chunks: Sequence[ChunkId], parent: ChunkId | None
+    ) -> Iterator[tuple[int, int, int, int]]:
+        """Where the tier has something of a run: where in it, the node, where in that, how much.
+
+        One lookup a node; and one for each chunk that is not there, where it might still have
+        what follows. Otherwise the first that is not there is the last that is looked at.
+        """
+        n = len(chunks)
+        gaps = self._loose or (self._lost and self._any_lost(chunks))
+        node, at = self._locate(chunks[0], parent) if n else (None, 0)
+        i = 0
+        while i < n:
+            if node is None:
+                if not gaps:
+                    return
+                i += 1
+            else:
+                same = self._match(node, at, chunks, i)
+                ends = at + same == self._size[node]
+                yield i, node, at, same
+                i += same
+                if not (ends or gaps):
+                    return
+            # What is before this chunk is not there or ends a node, so it begins one.
+            node, at = self._index.at_end(chunks[i]) if i < n else None, 0
+
+    def _locate(self, chunk: ChunkId, parent: ChunkId | None) -> tuple[int | None, int]:
+        """The node that a chunk is in, and where in that."""
+        node = self._index.at_end(chunk)
+        if node is not None:
+            return node, 0 if self._first(node) == chunk else self._size[node] - 1
+        if parent is NOTHING:
+            return None, 0
+        above = None if parent is None else self._index.at_end(parent)
+        if above is None:
+            node = self._index.find(chunk)
+            return node, 0 if node is None else self._index_in(node, chunk)
+        # Within a node it would come right behind its parent.
+        mine, size = self._chunks[above], self._size[above]
+        assert mine is not None
+        follows = size > 1 and mine[0] == parent and mine[1] == chunk
+        return (above, 1) if follows else (None, 0)
+
+    def _match(self, node: int, at: int, chunks: Sequence[ChunkId], begin: int) -> int:
+        """How many chunks of a node, from ``at`` on, the run has from ``begin`` on."""
         mine = self._chunks[node]
         assert mine is not None
-        n = min(self._size[node], len(chunks) - begin)
-        if mine[n - 1] == chunks[begin + n - 1]:
+        n = min(self._size[node] - at, len(chunks) - begin)
+        if mine[at + n - 1] == chunks[begin + n - 1]:
             # An id has one parent, so all before it are equal.
             return n
-        return next(i for i in range(n) if mine[i] != chunks[begin + i])
+        return next(i for i in range(n) if mine[at + i] != chunks[begin + i])
 
     def _match_end(self, node: int, chunks: Sequence[ChunkId], begin: int) -> int:
         """How many chunks of a node, from its end, come in turn from ``begin`` on."""
@@ -309,16 +355,17 @@ class Nodes:
 
     def _new(
         self, chunks: tuple[ChunkId, ...], parent: ChunkId | None, mark: int, owner: int
-    ) -> None:
-        node = self._table.new(len(chunks), mark, owner, 0, 1)
+    ) -> int:
+        node = self._table.new(len(chunks), mark, owner, 0, 1, 0)
         self._chunks.put(node, chunks)
         self._above.put(node, parent)
-        self._where.assign(chunks, node)
+        self._part[node] = self._index.add(chunks, node)
         self._marked(mark, 1)
         if parent is None:
             self._loose += 1
-        elif parent is not _NOTHING:
+        elif parent is not NOTHING:
             self._hang(node, parent)
+        return node
 
     def _hang(self, node: int, parent: ChunkId) -> None:
         self._above[node] = parent
@@ -327,27 +374,24 @@ class Nodes:
         if above == NO_NODE:
             self._lost[parent] = None
         elif self.last_chunk(above) != parent:
-            self._cut(above, self._index(above, parent) + 1)
+            self._cut(above, self._index_in(above, parent) + 1)
         else:
             self._set_leaf(above, False)
-
-    def _cut_before(self, node: int, chunk: ChunkId) -> int:
-        """The node that begins with ``chunk``, which is in ``node``."""
-        return node if self._first(node) == chunk else self._cut(node, self._index(node, chunk))
 
     def _cut(self, node: int, at: int) -> int:
         """Cut a node before its chunk number ``at``. Returns the node of what follows."""
         chunks = self._chunks[node]
         assert chunks is not None
         rest = chunks[at : self._size[node]]
-        copied = self._mark[node], self._owner[node], 0, self._uses[node]
+        copied = self._mark[node], self._owner[node], 0, self._uses[node], self._part[node]
         tail = self._table.new(len(rest), *copied)
         self._chunks.put(tail, rest)
         self._chunks[node] = chunks[:at]
         self._size[node] = at
         self._above.put(tail, chunks[at - 1])
         self._children[chunks[at - 1]] = (self._children.get(chunks[at - 1]) or 0) + 1
-        self._where.assign(rest, tail)
+        self._index.move(rest, self._part[node], tail)
+        self._index.set_end(chunks[at - 1], node)
         self._marked(self._mark[node], 1)
         self._set_leaf(tail, rest[-1] not in self._children)
         self._set_leaf(node, False)
@@ -365,6 +409,7 @@ class Nodes:
         self.held -= count
         self._size[node] -= count
         if self._size[node]:
+            self._index.set_end(self.last_chunk(node), node)
             self._set_leaf(node, True)
         else:
             self._free(node)
@@ -378,7 +423,7 @@ class Nodes:
         self._table.free(node)
         if above is None:
             self._loose -= 1
-        if above is None or above is _NOTHING:
+        if above is None or above is NOTHING:
             return
         left = (self._children.get(above) or 0) - 1
         if left > 0:
@@ -386,6 +431,6 @@ class Nodes:
             return
         del self._children[above]
         self._lost.pop(above, None)
-        parent = self.node_of(above)
-        if parent != NO_NODE:
+        parent = self._index.at_end(above)
+        if parent is not None:
             self._set_leaf(parent, True)

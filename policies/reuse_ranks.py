@@ -1,25 +1,29 @@
 """The order in which a tier's nodes would go: leaves ranked now and then, the rest as they come.
 
-What keeping a leaf is worth changes with its age, slowly; who asks wants the lowest few. So all
-leaves are valued now and then, of these the lowest few are sorted, and between only what
-changed is valued again.
+What keeping a leaf is worth changes with its age, the slower the older it is, and who asks
+wants the lowest few of many. Where there are few leaves, all are valued anew each second.
+Where there are many, all are valued from time to time, and in between the few that were
+lowest and those that have changed.
 """
 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain
 
 import numpy as np
+from kvtiers.policies.reuse_hazard import Floats, Ints
 from kvtiers.policies.reuse_marks import Marks
 from kvtiers.policies.reuse_nodes import Nodes
 
-# Leaves are ranked anew after a second, or when one in so many has changed.
-_RANK_SECONDS = 1.0
-_RANK_SHARE = 64
-# Leaves that are sorted at first, and after that at once.
-_FEW = 64
+# A few leaves are ranked anew after a second, or when one in so many has changed; more of
+# them after a second for each so many.
+_FEW, _SECONDS, _SHARE = 256, 1.0, 64
+_A_SECOND = 128
+# Of many, so many are sorted at first, and then what came to them, up to how many at most;
+# so many that have changed are valued for each who asks.
+_LOWEST, _MOST, _CHANGED = 64, 256, 16
 _PART = 256
 
 Ranked = tuple[float, int]
@@ -38,14 +42,17 @@ class Ranks:
         self.changes = 1
         self._nodes = nodes
         self._marks = marks
-        self._at = 0.0
-        self._leaves = 0
-        # The lowest in order, of which the first so many are leaves no more or have changed,
-        # and the rest: values and rows, in no order.
+        # When all leaves were ranked, and how many they were.
+        self._at, self._leaves = 0.0, 0
+        # The lowest in order, of which the first so many are leaves no more or have changed.
         self._lowest: list[Ranked] = []
         self._passed = 0
+        # The rest, not sorted before somebody asks for them; what got among the lowest since
+        # is not of them any more.
         self._rest = np.zeros(0), np.zeros(0, np.int64)
+        self._least = np.inf
         self._sorted = True
+        self._moved: set[int] = set()
         # Those that have changed in order, and as of when.
         self._changed: list[Ranked] = []
         self._changed_as_of = -1.0, -1
@@ -59,52 +66,95 @@ class Ranks:
             also: marks that will be asked for too.
 
         """
-        if self.changes > self._leaves // _RANK_SHARE or now - self._at > _RANK_SECONDS:
-            self._rank(now)
+        if self._outdated(now):
+            self._rank_all(now, also)
+        elif self._leaves > _FEW and len(self._nodes.changed()) > _CHANGED:
+            self._rank_lowest(now, also)
         if self._changed_as_of != (now, news):
             rows = list(self._nodes.changed())
             marks = [self._nodes.mark_of(row) for row in rows]
             worth = self._marks.worth_of_few([*marks, *also], now)
             self._changed = sorted(zip(worth, rows, strict=False))
             self._changed_as_of = now, news
-        leaves = heapq.merge(self._kept(), self._changed)
-        return self._nodes.ascending(leaves, self._valuer(now))
+        self._pass()
+        return self._nodes.ascending(self._in_order(), self._valuer(now))
 
-    def _rank(self, now: float) -> None:
+    # Parts ------------------------------------------------------------------
+
+    def _outdated(self, now: float) -> bool:
+        if self._leaves <= _FEW:
+            return self.changes > self._leaves // _SHARE or now - self._at > _SECONDS
+        seconds = _SECONDS * self._leaves / _A_SECOND
+        return len(self._lowest) > _MOST or now - self._at > seconds
+
+    def _rank_all(self, now: float, also: Sequence[int]) -> None:
         self._marks.refresh()
         rows = self._nodes.leaves()
-        worth = self._marks.worth(self._nodes.marks(rows), now)
-        if len(rows) > 2 * _FEW:
-            low = worth < np.partition(worth, _FEW)[_FEW]
-            self._rest = worth[~low], rows[~low]
-            worth, rows, self._sorted = worth[low], rows[low], False
+        worth = self._worth(rows, now, also)
+        self._leaves = len(rows)
+        if len(rows) > _FEW:
+            self._least = np.partition(worth, _LOWEST)[_LOWEST]
+            low = worth < self._least
+            self._rest, self._sorted = (worth[~low], rows[~low]), False
+            worth, rows = worth[low], rows[low]
         else:
-            self._rest, self._sorted = (worth[:0], rows[:0]), True
-        self._lowest, self._passed = sorted(zip(worth.tolist(), rows.tolist(), strict=True)), 0
+            self._rest, self._sorted, self._least = (worth[:0], rows[:0]), True, np.inf
+        self._moved.clear()
+        self._set_lowest(worth, rows)
+        self._at, self.changes = now, 0
+
+    def _rank_lowest(self, now: float, also: Sequence[int]) -> None:
+        """The lowest again, and what has changed among them; all if none of them is left."""
+        changed = self._nodes.changed()
+        self._moved |= changed
+        kept = {row for _, row in self._lowest[self._passed :] if self._nodes.is_leaf(row)}
+        rows = np.array(sorted(kept | changed), np.int64)
+        self._set_lowest(self._worth(rows, now, also), rows)
+        if not self._lowest or self._lowest[0][0] >= self._least:
+            self._rank_all(now, also)
+
+    def _worth(self, rows: Ints, now: float, also: Sequence[int]) -> Floats:
+        """That of the nodes of these rows, and of some marks, so that they are valued at once."""
+        marks = np.append(self._nodes.marks(rows), np.array(also, np.int32))
+        return self._marks.worth(marks, now)[: len(rows)]
+
+    def _set_lowest(self, worth: Floats, rows: Ints) -> None:
+        self._lowest = sorted(zip(worth.tolist(), rows.tolist(), strict=True))
+        self._passed = 0
         self._nodes.take_changed()
         self._changed_as_of = -1.0, -1
-        self._at, self.changes, self._leaves = now, 0, len(rows) + len(self._rest[1])
 
-    def _kept(self) -> Iterator[Ranked]:
-        """What was ranked and has not changed since."""
+    def _pass(self) -> None:
+        """What is a leaf no more, or has changed, stays so until it is ranked anew."""
         lowest, is_leaf, changed = self._lowest, self._nodes.is_leaf, self._nodes.changed()
-        # What is passed over stays so until all are ranked anew.
         while self._passed < len(lowest):
             node = lowest[self._passed][1]
             if is_leaf(node) and node not in changed:
                 break
             self._passed += 1
-        first = (lowest[i] for i in range(self._passed, len(lowest)))
-        for found in chain(first, self._others()):
-            if is_leaf(found[1]) and found[1] not in changed:
-                yield found
+
+    def _in_order(self) -> Iterator[Ranked]:
+        """All leaves, the lowest first."""
+        kept = (self._lowest[i] for i in range(self._passed, len(self._lowest)))
+        ours: Iterator[Ranked] = heapq.merge(self._unchanged(kept), self._changed)
+        for found in ours:
+            if found[0] >= self._least:
+                ours = chain((found,), ours)
+                break
+            yield found
+        others = (found for found in self._others() if found[1] not in self._moved)
+        yield from heapq.merge(ours, self._unchanged(others))
+
+    def _unchanged(self, found: Iterable[Ranked]) -> Iterator[Ranked]:
+        is_leaf, changed = self._nodes.is_leaf, self._nodes.changed()
+        return (pair for pair in found if is_leaf(pair[1]) and pair[1] not in changed)
 
     def _others(self) -> Iterator[Ranked]:
-        if not self._sorted:
-            worth, rows = self._rest
-            order = np.lexsort((rows, worth))
-            self._rest, self._sorted = (worth[order], rows[order]), True
         worth, rows = self._rest
+        if not self._sorted:
+            order = np.lexsort((rows, worth))
+            worth, rows = worth[order], rows[order]
+            self._rest, self._sorted = (worth, rows), True
         for begin in range(0, len(rows), _PART):
             part = slice(begin, begin + _PART)
             yield from zip(worth[part].tolist(), rows[part].tolist(), strict=True)
