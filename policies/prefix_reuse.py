@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import ClassVar
 
 from kvtiers.policies.base import ChunkId, Policy, PolicyRequest, Run
@@ -157,9 +158,9 @@ class PrefixReusePolicy(Policy):
 
     def victims(self, tier: str, n_bytes: int) -> Iterator[ChunkId]:  # noqa: ARG002
         """All chunks of ``tier``, what is worth least first, children before parents."""
-        nodes = self._nodes[tier]
-        for _, node in self._ranks[tier].ascending(self.clock(), self._news):
-            yield from nodes.tail_first(node)
+        tail_first = self._nodes[tier].tail_first
+        ranked = self._ranks[tier].ascending(self.clock(), self._news)
+        return chain.from_iterable(tail_first(node) for _, node in ranked)
 
     def admit(self, run: Run, tier: str) -> int:
         """What there is room for, and what is worth more than that which would make room."""

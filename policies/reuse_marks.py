@@ -17,6 +17,8 @@ from kvtiers.policies.reuse_hazard import BINS, Floats, HazardLearner, at_age, a
 UNKNOWN = 0
 # Curves are made anew when this much more was learned since.
 _NEWS = 1.1
+# Classes whose curve is kept for another mark of the class.
+_MOST_KNOWN = 1024
 _SMALL = 64
 
 
@@ -34,6 +36,9 @@ class Marks:
         self._stale = np.ones(_SMALL, bool)
         self._curves = np.zeros((_SMALL, BINS + 1), np.float32)
         self._learned = 0.0
+        # Curves of classes, since the learner got its last batch.
+        self._known: dict[tuple[int, bytes], npt.NDArray[np.float32]] = {}
+        self._known_at = 0
 
     def new(self, use: UseClass, since: float) -> int:
         """A mark with one holder."""
@@ -82,12 +87,25 @@ class Marks:
 
     def worth_of_few(self, marks: Sequence[int], now: float) -> list[float]:
         """The same for as few as numpy takes longer to be called for than to compute."""
-        stale = sorted({mark for mark in marks if self._stale[mark]})
-        self._value(np.array(stale, np.int32))
+        if stale := {mark for mark in marks if self._stale[mark]}:
+            self._value_few(stale)
         curves, since = self._curves, self._since
         return [at_age(curves[mark], now - float(since[mark])) for mark in marks]
 
     # Parts ------------------------------------------------------------------
+
+    def _value_few(self, stale: set[int]) -> None:
+        if self._known_at != self._learner.batches or len(self._known) > _MOST_KNOWN:
+            self._known_at = self._learner.batches
+            self._known.clear()
+        keys = {mark: (int(self._strata[mark]), self._rows[mark].tobytes()) for mark in stale}
+        new = sorted(mark for mark in stale if keys[mark] not in self._known)
+        self._value(np.array(new, np.int32))
+        for mark in new:
+            self._known[keys[mark]] = self._curves[mark].copy()
+        for mark in stale.difference(new):
+            self._curves[mark] = self._known[keys[mark]]
+            self._stale[mark] = False
 
     def _value(self, stale: npt.NDArray[np.int32]) -> None:
         if len(stale):
