@@ -12,7 +12,7 @@ from kvtiers.simulator import format_events, format_lmcache, format_mooncake, fo
 from kvtiers.simulator.errors import TraceError
 from kvtiers.simulator.rows import Source, make_trace
 from kvtiers.simulator.trace import Trace
-from kvtiers.tiers.recording_format import is_recording
+from kvtiers.tiers.recording_format import is_recording, recordings_in
 
 FOLDER_VARIABLE = "KVTIERS_TRACES"
 DEFAULT_FOLDER = "../shared/traces"
@@ -84,6 +84,9 @@ def _open(path: Path) -> list[Source]:
     """The files that are one trace: one, a recording's parts, or a folder of logs by name."""
     if path.is_dir() and (logs := sorted(path.glob("*.jsonl"))):
         return [_open_file(log) for log in logs]
+    if path.is_dir() and (there := _traces_in(path)) and not recordings_in(path):
+        names = ", ".join(str(each) for each in there.values())
+        raise TraceError(f"{path} is a folder without a recording. Name a trace in it: {names}.")
     if not path.is_file():
         return [format_parquet.open_source(str(path))]
     return [_open_file(path)]

@@ -68,7 +68,8 @@ def _table(name: str, results: Sequence[Result]) -> Table:
     for i, title in enumerate(titles):
         table.add_column(Text(title), justify="left" if i < 2 else "right", no_wrap=True)
     for (chunks, share), group in groupby(results, lambda r: (r.capacity_chunks, r.capacity_share)):
-        label = f"{chunks:,} ({100 * share:.3g} %)"
+        percent = 100 * share
+        label = f"{chunks:,} ({f'{percent:.3g}' if percent < 1000 else f'{percent:,.0f}'} %)"
         for result in group:
             table.add_row(label, *_cells(result, tiers))
             label = ""

@@ -129,6 +129,11 @@ def test_the_table_shows_each_capacity_and_policy(trace: Path, capsys) -> None:
     assert [word for word in ("6 (50 %)", "lru", "min", "100.0 %") if word not in shown] == []
 
 
+def test_more_room_than_a_trace_can_fill_is_shown_as_a_number(trace: Path, capsys) -> None:
+    assert simulate(trace, "--policies", "lru", "--capacity", "1200") == 0
+    assert "1,200 (10,000 %)" in capsys.readouterr().out
+
+
 def test_json_goes_to_the_output_alone(trace: Path, capsys) -> None:
     assert simulate(trace, "--policies", "lru", "--capacity", "6", "--json", "-") == 0
     assert json.loads(capsys.readouterr().out)[0]["policy"] == "lru"

@@ -388,6 +388,13 @@ def test_a_misspelt_path_is_told_the_file_beside_it(tmp_path: Path, monkeypatch)
         read_trace(tmp_path / "munday.jsonl")
 
 
+def test_a_folder_of_traces_is_none_and_its_files_are_named(tmp_path: Path) -> None:
+    pytest.importorskip("pyarrow")
+    file = write_runs(tmp_path / "t.parquet", [runs([0], [1], 512)])
+    with pytest.raises(TraceError, match=f"without a recording. Name a trace in it: {file}"):
+        read_trace(tmp_path)
+
+
 def test_nothing_names_no_trace(tmp_path: Path, monkeypatch) -> None:
     """As where a shell's variable is not set: what lies in the folder at hand was not meant."""
     write_lines(tmp_path / "t.jsonl", [mooncake([0], 512)])
