@@ -190,8 +190,12 @@ class PrefixReusePolicy(Policy):
     ) -> Session:
         sessions = self._sessions
         if request.session:
-            key = request.tenant, request.session
-            return sessions.named(key) or sessions.new(key)
+            # An agent's prompts are not those of the session that it works for.
+            agent = str(request.hints.get("agent") or "")
+            key = request.tenant, request.session, agent
+            named = sessions.named(key) or sessions.new(key)
+            named.agent = bool(agent)
+            return named
         for chunk in reversed(again):
             if session := sessions.ending_with(chunk):
                 return session

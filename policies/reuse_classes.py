@@ -1,54 +1,36 @@
 """What a use of a prefix is told apart by: the classes of which hazards are learned.
 
-A class is a stratum, which has a hazard by age of its own, and a value of each of a few
-features, which multiply that hazard by a factor of their own for each octave of age. All
-features are such as a live engine knows at the end of a request.
+A class is a stratum, which has a hazard by age of its own, and features, which make that
+hazard higher or lower, differently by age. All features are such as a live engine knows at
+the end of a request; those that are not known yet are NaN, and count as their mean.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import log2, nan
 from typing import Final
 
 # Strata. The first is the parent of the others: what is known of all.
 ANY, OWN, OWN_ENDED, SHARED, REPEATED, LEFT = range(6)
 STRATA: Final = 6
+FAMILIES: Final = ((OWN, OWN_ENDED), (SHARED, REPEATED), (LEFT,))
+"""Strata that have their features, and what these do, in common."""
 
-FEATURES: Final = 7
-_UNUSED = 0
+FEATURES: Final = 24
+"""Features of a class. Families with fewer leave the last ones 0."""
 
-_SIZES = {
-    # of what one conversation or agent asked for last
-    "turn": 8, "gap": 10, "new": 10, "length": 12, "output": 19, "message": 13, "pace": 10,
-    # of what several share
-    "uses": 10, "last_gap": 10,
-    # of what a session went on without
-    "left_turn": 8, "kept": 11, "left_length": 12, "shrunk": 11, "left_stop": 2,
-}  # fmt: skip
-
-
-def _offsets() -> tuple[dict[str, int], int]:
-    offsets, end = {}, 1
-    for name, size in _SIZES.items():
-        offsets[name] = end
-        end += size
-    return offsets, end
-
-
-_AT, ROWS = _offsets()
-
-
-def octave(x: float, most: int) -> int:
-    """Number of bits of the whole part of ``x``: 0 for less than 1, at most ``most``."""
-    return min(int(x).bit_length(), most) if x > 0 else 0
+_OUTPUTS = (16, 45, 150, 350, 800)
+_UNIT = 8.0
 
 
 @dataclass(slots=True)
 class UseClass:
-    """A stratum, and the row of coefficients of each feature's value (0: none)."""
+    """A stratum, and the value of each feature; those that are left out are 0."""
 
     stratum: int
-    rows: list[int] = field(default_factory=lambda: [_UNUSED] * FEATURES)
+    features: Sequence[float] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +46,7 @@ class Turn:
         message_tokens: of the prompt, beyond the last prompt and its output; None in turn 0.
         output_tokens: -1 if the request has not ended.
         ended: the model gave the turn back to the user.
+        agent: the session is of an agent that works for another.
 
     """
 
@@ -75,37 +58,47 @@ class Turn:
     message_tokens: int | None
     output_tokens: int = -1
     ended: bool = False
+    agent: bool = False
 
 
 def own(turn: Turn, repeated: bool) -> UseClass:
     """The class of what only this session asked for, or that was asked for again as it was."""
     if repeated:
         return shared(turn.number + 1, turn.gap, REPEATED)
-    message = 0
-    if turn.message_tokens is not None:
-        message = 1 if turn.message_tokens < 0 else 2 + octave(turn.message_tokens / 8, 10)
-    output = 0 if turn.output_tokens < 0 else 1 + _half_octave(turn.output_tokens)
-    rows = [
-        _AT["turn"] + octave(turn.number, 7),
-        _AT["gap"] + _gap(turn.gap),
-        _AT["new"] + octave(turn.new_chunks, 9),
-        _AT["length"] + octave(turn.chunks, 11),
-        _AT["output"] + output if output else _UNUSED,
-        _AT["message"] + message,
-        _AT["pace"] + (0 if turn.number == 0 else 1 + min(8, int(turn.pace))),
-    ]
-    return UseClass(OWN_ENDED if turn.ended else OWN, rows)
+    number, gap, output = turn.number, turn.gap, turn.output_tokens
+    message = -1 if turn.message_tokens is None else turn.message_tokens
+    return UseClass(
+        OWN_ENDED if turn.ended else OWN,
+        [
+            *(number == n for n in range(4)),
+            number >= 8,
+            _log(number),
+            *(nan if output < 0 else output < most for most in _OUTPUTS),
+            nan if output < 0 else _log(output),
+            _log(gap / _UNIT),
+            turn.pace,
+            0 <= gap < 15,
+            0 <= gap < 45,
+            gap > 180,
+            _log(turn.chunks),
+            _log(turn.new_chunks),
+            turn.new_chunks <= 1,
+            _log(message / _UNIT),
+            0 <= message < 40,
+            # The prompt is shorter than what the session had: it began anew.
+            turn.message_tokens is not None and message < 0,
+            turn.agent,
+        ],
+    )
 
 
 def shared(uses: int, gap: float, stratum: int = SHARED) -> UseClass:
     """The class of what several sessions asked for."""
-    found = UseClass(stratum)
-    found.rows[:2] = _AT["uses"] + octave(uses, 9), _AT["last_gap"] + _gap(gap)
-    return found
+    return UseClass(stratum, [_log(uses), uses <= 1, uses <= 3, gap < 0, _log(gap / _UNIT)])
 
 
 def left(turn: Turn, kept: int, now_chunks: int) -> UseClass:
-    """The class of what a session went on without: an edit, a compaction, another agent.
+    """The class of what a session went on without: an edit, a compaction.
 
     Args:
         turn: the one that had asked for it.
@@ -113,22 +106,12 @@ def left(turn: Turn, kept: int, now_chunks: int) -> UseClass:
         now_chunks: of the next prompt.
 
     """
-    found, chunks = UseClass(LEFT), max(1, turn.chunks)
-    found.rows[:5] = (
-        _AT["left_turn"] + octave(turn.number, 7),
-        _AT["kept"] + min(10, 10 * kept // chunks),
-        _AT["left_length"] + octave(chunks, 11),
-        _AT["shrunk"] + min(10, octave(32 * now_chunks / chunks, 10)),
-        _AT["left_stop"] + int(turn.ended),
+    chunks = max(1, turn.chunks)
+    shrunk = min(3.0, _log(4 * now_chunks / chunks))
+    return UseClass(
+        LEFT, [_log(turn.number), kept / chunks, _log(chunks), shrunk, turn.ended, not kept]
     )
-    return found
 
 
-def _gap(seconds: float) -> int:
-    return 0 if seconds < 0 else min(9, 1 + octave(seconds / 8, 8))
-
-
-def _half_octave(tokens: int) -> int:
-    x = 1 + tokens / 6
-    whole = int(x).bit_length() - 1
-    return min(17, 2 * whole + (x >= 1.5 * (1 << whole)))
+def _log(x: float) -> float:
+    return log2(1 + x) if x > 0 else 0.0

@@ -12,11 +12,12 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 from kvtiers.policies.reuse_classes import ANY, FEATURES, UseClass
-from kvtiers.policies.reuse_hazard import BINS, Floats, HazardLearner, at_age, at_ages
+from kvtiers.policies.reuse_fit import BINS, Floats
+from kvtiers.policies.reuse_hazard import HazardLearner, at_age, at_ages
 
 UNKNOWN = 0
-# Curves are made anew when this much more was learned since.
-_NEWS = 1.1
+# Curves made anew at once: six milliseconds.
+_MOST_OLD = 1024
 # Classes whose curve is kept for another mark of the class.
 _MOST_KNOWN = 1024
 _SMALL = 64
@@ -31,12 +32,14 @@ class Marks:
         self._free: list[int] = []
         self._holders = array("i", [0])
         self._strata = np.full(_SMALL, ANY, np.int64)
-        self._rows = np.zeros((_SMALL, FEATURES), np.int64)
+        self._features = np.zeros((_SMALL, FEATURES), np.float32)
         self._since = np.zeros(_SMALL)
+        # Which have no curve, and which have one that was made before the last fit.
         self._stale = np.ones(_SMALL, bool)
+        self._old = np.zeros(_SMALL, bool)
         self._curves = np.zeros((_SMALL, BINS + 1), np.float32)
-        self._learned = 0.0
-        # Curves of classes, since the learner got its last batch.
+        self._learned = 0
+        # Curves of classes, since the last fit.
         self._known: dict[tuple[int, bytes], npt.NDArray[np.float32]] = {}
         self._known_at = 0
 
@@ -57,7 +60,8 @@ class Marks:
     def change(self, mark: int, use: UseClass, since: float) -> None:
         """More is known of what the mark stands for."""
         self._strata[mark] = use.stratum
-        self._rows[mark] = use.rows
+        self._features[mark, : len(use.features)] = use.features
+        self._features[mark, len(use.features) :] = 0
         self._since[mark] = since
         self._stale[mark] = True
 
@@ -74,47 +78,49 @@ class Marks:
             self._free.append(mark)
 
     def refresh(self) -> None:
-        """If enough was learned since the last time, value everything anew when next asked."""
-        seen = self._learner.seen
-        if seen >= self._learned * _NEWS + 1:
-            self._learned = float(seen)
-            self._stale[: self._used] = True
+        """If there was a fit since the last time, value everything anew when asked again."""
+        if self._learned != self._learner.fits:
+            self._learned = self._learner.fits
+            self._old[: self._used] = True
 
     def worth(self, marks: npt.NDArray[np.int32], now: float) -> Floats:
         """Index of each mark now: expected hits per second of keeping a chunk."""
         self._value(np.unique(marks[self._stale[marks]]))
+        # The rest of the old ones when next asked.
+        self._value(np.unique(marks[self._old[marks]])[:_MOST_OLD])
         return at_ages(self._curves, marks, now - self._since[marks])
 
     def worth_of_few(self, marks: Sequence[int], now: float) -> list[float]:
         """The same for as few as numpy takes longer to be called for than to compute."""
-        if stale := {mark for mark in marks if self._stale[mark]}:
+        if stale := {mark for mark in marks if self._stale[mark] or self._old[mark]}:
             self._value_few(stale)
         curves, since = self._curves, self._since
-        return [at_age(curves[mark], now - float(since[mark])) for mark in marks]
+        return [at_age(curves, mark, now - since.item(mark)) for mark in marks]
 
     # Parts ------------------------------------------------------------------
 
     def _value_few(self, stale: set[int]) -> None:
-        if self._known_at != self._learner.batches or len(self._known) > _MOST_KNOWN:
-            self._known_at = self._learner.batches
+        if self._known_at != self._learner.fits or len(self._known) > _MOST_KNOWN:
+            self._known_at = self._learner.fits
             self._known.clear()
-        keys = {mark: (int(self._strata[mark]), self._rows[mark].tobytes()) for mark in stale}
+        keys = {mark: (int(self._strata[mark]), self._features[mark].tobytes()) for mark in stale}
         new = sorted(mark for mark in stale if keys[mark] not in self._known)
         self._value(np.array(new, np.int32))
         for mark in new:
             self._known[keys[mark]] = self._curves[mark].copy()
         for mark in stale.difference(new):
             self._curves[mark] = self._known[keys[mark]]
-            self._stale[mark] = False
+            self._stale[mark] = self._old[mark] = False
 
     def _value(self, stale: npt.NDArray[np.int32]) -> None:
         if len(stale):
-            self._curves[stale] = self._learner.curves(self._strata[stale], self._rows[stale])
-            self._stale[stale] = False
+            self._curves[stale] = self._learner.curves(self._strata[stale], self._features[stale])
+            self._stale[stale] = self._old[stale] = False
 
     def _grow(self) -> None:
         self._strata = np.concatenate([self._strata, np.full_like(self._strata, ANY)])
-        self._rows = np.concatenate([self._rows, np.zeros_like(self._rows)])
+        self._features = np.concatenate([self._features, np.zeros_like(self._features)])
         self._since = np.concatenate([self._since, np.zeros_like(self._since)])
         self._stale = np.concatenate([self._stale, np.ones_like(self._stale)])
+        self._old = np.concatenate([self._old, np.zeros_like(self._old)])
         self._curves = np.concatenate([self._curves, np.zeros_like(self._curves)])

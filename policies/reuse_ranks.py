@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain
 
 import numpy as np
-from kvtiers.policies.reuse_hazard import Floats, Ints
+from kvtiers.policies.reuse_fit import Floats, Ints
 from kvtiers.policies.reuse_marks import Marks
 from kvtiers.policies.reuse_nodes import Nodes
 

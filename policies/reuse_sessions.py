@@ -30,6 +30,7 @@ class Session:
         tails: last chunk of that turn's prompt, for each KV-cache group.
         mark: what is on the chunks that only this session uses.
         tokens: of the last prompt and its output.
+        agent: it works for another session.
 
     """
 
@@ -40,6 +41,7 @@ class Session:
     tails: tuple[ChunkId, ...] = ()
     mark: int = 0
     tokens: int = 0
+    agent: bool = False
 
 
 class Sessions:
@@ -99,12 +101,13 @@ class Sessions:
         self._by_key.move_to_end(session.key)
         last = session.turn
         if last is None:
-            turn = Turn(0, -1.0, 0.0, new, chunks, None)
+            turn = Turn(0, -1.0, 0.0, new, chunks, None, agent=session.agent)
         else:
             gap = max(0.0, now - session.began)
             step = log2(gap + 1)
             pace = step if last.number == 0 else last.pace + _LAST_GAP * (step - last.pace)
-            turn = Turn(last.number + 1, gap, pace, new, chunks, tokens - session.tokens)
+            message = tokens - session.tokens
+            turn = Turn(last.number + 1, gap, pace, new, chunks, message, agent=session.agent)
         self._leave(session)
         session.turn, session.began, session.tails, session.tokens = turn, now, tails, tokens
         for tail in tails:

@@ -2,31 +2,35 @@
 
 A watch stands for one use of one prefix and is kept under the last chunk of that. It ends
 when a request has that chunk again, when its session goes on without it, or when there are
-too many watches. Until then the time that passes without a use is told to the learner
-whenever the watch's age has doubled: who waited for the end would learn from the quick
-returns first, and think everything returns.
+too many watches. What ended is remembered for a while, so that hazards can be fitted to
+what was seen since then: of a watch that was open already, from the age that it had.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable
 
 import numpy as np
 from kvtiers.policies.base import ChunkId
 from kvtiers.policies.reuse_classes import FEATURES, UseClass
-from kvtiers.policies.reuse_hazard import Floats, HazardLearner, Ints
+from kvtiers.policies.reuse_fit import Observations
+from kvtiers.policies.reuse_hazard import HazardLearner
 
-# Observations that the learner gets at once, and how many at most that are not over: four
-# milliseconds, while the scheduler waits.
-_BATCH, _MOST_DUE = 64, 1024
 _SMALL = 64
+# Watches that are over which a fit takes in, and how many at most that are not.
+_ENDED, _OPEN = 8192, 8192
+# After the first few, the next fit begins when there are so many times more, or so many.
+_FIRST_FIT, _MORE, _MOST_MORE = 16, 1.15, 1024
+# Observations that a fit under way goes through for each watch: one or two milliseconds.
+_WORK = 2048
 
 
 class Watches:
     """Open observations, at most ``limit``: the oldest makes room for a new one.
 
     Args:
-        learner: gets what is observed, in batches.
+        learner: gets what was observed, from time to time.
         limit: how many; may be raised later.
 
     """
@@ -34,18 +38,19 @@ class Watches:
     def __init__(self, learner: HazardLearner, limit: int) -> None:
         self._learner = learner
         self.limit = limit
-        # In the order in which they were opened.
+        # In the order in which they were opened, and in which they ended.
         self._open: dict[ChunkId, int] = {}
+        self._ended: deque[int] = deque()
         self._free: list[int] = []
+        self._rows = 0
         self._strata = np.zeros(_SMALL, np.int64)
-        self._rows = np.zeros((_SMALL, FEATURES), np.int64)
-        self._since = np.full(_SMALL, np.inf)
-        # Up to which age the learner knows of it.
-        self._told = np.zeros(_SMALL)
-        # Of those that are over and that the learner does not know of yet.
-        self._age = np.zeros(_SMALL)
+        self._features = np.zeros((_SMALL, FEATURES), np.float32)
+        self._since = np.zeros(_SMALL)
+        self._until = np.zeros(_SMALL)
         self._used = np.zeros(_SMALL)
-        self._ended: list[int] = []
+        # Since when all that ended is remembered.
+        self._from = -np.inf
+        self._begun, self._next_fit = 0, _FIRST_FIT
 
     def __len__(self) -> int:
         return len(self._open)
@@ -60,19 +65,24 @@ class Watches:
             self.end(next(iter(self._open)), now, used=False)
         row = self._row()
         self._open[chunk] = row
-        self._strata[row], self._rows[row] = use.stratum, use.rows
-        self._since[row], self._told[row] = now, 0.0
+        self._strata[row] = use.stratum
+        self._features[row, : len(use.features)] = use.features
+        self._features[row, len(use.features) :] = 0
+        self._since[row], self._until[row], self._used[row] = now, np.inf, 0
+        self._begun += 1
+        self._learn(now)
 
     def end(self, chunk: ChunkId, now: float, used: bool) -> None:
         """The watch is over, if there is one: with a use, or as censored."""
         row = self._open.pop(chunk, None)
         if row is None:
             return
-        self._age[row], self._used[row] = now - self._since[row], used
-        self._since[row] = np.inf
+        self._until[row], self._used[row] = now, used
         self._ended.append(row)
-        if len(self._ended) >= _BATCH:
-            self._tell(now)
+        if len(self._ended) > _ENDED:
+            first = self._ended.popleft()
+            self._from = self._until[first]
+            self._free.append(first)
 
     def used(self, chunks: Iterable[ChunkId], now: float) -> list[ChunkId]:
         """End all watches of these chunks with a use. Returns them in their order."""
@@ -84,32 +94,38 @@ class Watches:
 
     # Parts ------------------------------------------------------------------
 
+    def _learn(self, now: float) -> None:
+        if self._learner.busy:
+            self._learner.work(_WORK)
+        elif self._begun >= self._next_fit:
+            self._next_fit = min(int(self._begun * _MORE) + _FIRST_FIT, self._begun + _MOST_MORE)
+            self._learner.learn(self._seen(now))
+
+    def _seen(self, now: float) -> Observations:
+        """What a fit takes in; if too many are open, some of them stand for the rest."""
+        still = np.fromiter(self._open.values(), np.int64, len(self._open))
+        each = max(1, -(-len(still) // _OPEN))
+        rows = np.concatenate([np.array(self._ended, np.int64), still[::each]])
+        weight = np.ones(len(rows))
+        weight[len(self._ended) :] = each
+        since = self._since[rows]
+        begin = np.maximum(0.0, self._from - since)
+        end = np.maximum(np.minimum(self._until[rows], now) - since, begin)
+        return Observations(
+            self._strata[rows], self._features[rows], begin, end, self._used[rows], weight
+        )
+
     def _row(self) -> int:
-        if not self._free:
-            n = len(self._open) + len(self._ended)
-            if n == len(self._since):
-                self._grow()
-            self._free = list(range(len(self._since) - 1, n - 1, -1))
-        return self._free.pop()
+        if self._free:
+            return self._free.pop()
+        if self._rows == len(self._since):
+            self._grow()
+        self._rows += 1
+        return self._rows - 1
 
     def _grow(self) -> None:
         self._strata = np.concatenate([self._strata, np.zeros_like(self._strata)])
-        self._rows = np.concatenate([self._rows, np.zeros_like(self._rows)])
-        self._since = np.concatenate([self._since, np.full_like(self._since, np.inf)])
-        self._told = np.concatenate([self._told, np.zeros_like(self._told)])
-        self._age = np.concatenate([self._age, np.zeros_like(self._age)])
+        self._features = np.concatenate([self._features, np.zeros_like(self._features)])
+        self._since = np.concatenate([self._since, np.zeros_like(self._since)])
+        self._until = np.concatenate([self._until, np.zeros_like(self._until)])
         self._used = np.concatenate([self._used, np.zeros_like(self._used)])
-
-    def _tell(self, now: float) -> None:
-        ended, self._ended = self._ended, []
-        self._learn(np.array(ended), self._age[ended], self._used[ended])
-        self._free += ended
-        ages = now - self._since
-        # The rest are due still when the next batch is full.
-        due = np.flatnonzero(ages > 2 * self._told + 16)[:_MOST_DUE]
-        if len(due):
-            self._learn(due, ages[due], np.zeros(len(due)))
-            self._told[due] = ages[due]
-
-    def _learn(self, rows: Ints, ages: Floats, used: Floats) -> None:
-        self._learner.learn(self._strata[rows], self._rows[rows], self._told[rows], ages, used)

@@ -4,14 +4,11 @@ import random
 from collections.abc import Sequence
 from itertools import islice
 
-import numpy as np
 import pytest
 from kvtiers.policies import Policy, PolicyRequest, Run, TierInfo
 from kvtiers.policies.conformance import PolicyConformance
 from kvtiers.policies.lru import LruPolicy
 from kvtiers.policies.prefix_reuse import PrefixReusePolicy
-from kvtiers.policies.reuse_classes import OWN, Turn, own
-from kvtiers.policies.reuse_hazard import HazardLearner
 
 
 class TestPrefixReuseConformance(PolicyConformance):
@@ -147,17 +144,3 @@ def test_marks_go_with_what_they_were_on() -> None:
     # One for each session that is remembered, few for what is held.
     assert len(policy._marks._since) <= 256
     assert len(policy._watches) <= 128
-
-
-def test_a_hazard_is_learned_from_uses_and_from_waiting() -> None:
-    """Uses after an exponential time of mean 100 s, given up on after 200 s."""
-    rng, learner = np.random.default_rng(1), HazardLearner()
-    use = own(Turn(0, -1.0, 0.0, 4, 4, None, 100), repeated=False)
-    for _ in range(100):
-        times = rng.exponential(100.0, 64)
-        end = np.minimum(times, 200.0)
-        strata, rows = np.full(64, OWN), np.tile(use.rows, (64, 1))
-        learner.learn(strata, rows, np.zeros(64), end, (times < 200).astype(float))
-    curve = learner.curves(strata[:1], rows[:1])[0]
-    # A constant hazard has an index that is the hazard.
-    assert 0.008 < curve[:12].min() <= curve[:12].max() < 0.0125

@@ -1,0 +1,309 @@
+"""Hazards of reuse, and how they are fitted to what was observed.
+
+The model is Cox's (1972) proportional hazards, with effects that change with age, in
+Kaplan and Meier's (1958) setting: what was not used again yet is a censored observation,
+not a missing one. Each stratum has a hazard that is constant over half octaves of age,
+events over exposure. The features of a class multiply it by the exponential of a linear
+form, with coefficients of their own for each of a few groups of ages. Newton's method finds
+them; a ridge pulls those of each group to the mean over all groups, and that to none.
+
+A fit takes longer than a scheduler may wait, so it is done in pieces.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+from kvtiers.policies.reuse_classes import ANY, FAMILIES, FEATURES, STRATA
+
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+# What is kept of each observation is as short as it may be.
+Shorts = npt.NDArray[np.float32]
+
+# Half octaves of age: the first ends after _FIRST seconds, so the last after 18 hours.
+BINS: Final = 30
+_FIRST = 2.0
+EDGES: Final = np.concatenate([[0.0], _FIRST * 2 ** (np.arange(BINS) / 2)])
+# Groups of ages that have coefficients of their own: the half octaves that each begins with.
+_CUTS = np.array([0, 11, 13, 15, 17, 18])
+GROUPS: Final = len(_CUTS)
+GROUP_OF: Final = np.searchsorted(_CUTS, np.arange(BINS), side="right") - 1
+
+# Where a hazard has no data it falls with age a little faster than LRU's order needs.
+_DECAY = 2**-0.6
+# Events that the prior of a hazard counts for: that of a stratum, of all strata.
+_OWN_EVENTS, _ALL_EVENTS = 8.0, 4.0
+# The same for a coefficient of a group, around the mean over groups, and for that mean.
+_GROUP_EVENTS, _EVENTS = 100.0, 5.0
+# Newton's steps, as there is a fit to start from, and the largest change of each.
+_STEPS, _LARGEST = 3, 1.0
+_MOST = 5.0
+# Fewer observations than this say nothing of features.
+_FEW = 20
+# Observations looked at in one piece of the work: about a millisecond.
+PIECE: Final = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Observations:
+    """What was seen of some items between two ages of each.
+
+    Attributes:
+        strata: shape (n,).
+        features: shape (n, FEATURES), NaN where unknown.
+        begin, end: ages in seconds.
+        used: 1 where the item was used at ``end``, else 0.
+        weight: how many items it stands for.
+
+    """
+
+    strata: Ints
+    features: Shorts
+    begin: Floats
+    end: Floats
+    used: Floats
+    weight: Floats
+
+    def __len__(self) -> int:
+        return len(self.strata)
+
+
+@dataclass(frozen=True, slots=True)
+class Hazards:
+    """The model.
+
+    Attributes:
+        base: hazard of each stratum in each half octave, per second.
+        mean, scale: of the features of each stratum; coefficients are of features less
+            the mean over the scale.
+        coefficients: shape (STRATA, GROUPS, FEATURES).
+
+    """
+
+    base: Floats
+    mean: Floats
+    scale: Floats
+    coefficients: Floats
+
+    @classmethod
+    def unknown(cls) -> Hazards:
+        """Before anything was seen: an order by age, LRU's."""
+        shape = STRATA, FEATURES
+        return cls(
+            np.tile(0.3 / (EDGES[:-1] + 10.0), (STRATA, 1)),
+            np.zeros(shape),
+            np.ones(shape),
+            np.zeros((STRATA, GROUPS, FEATURES)),
+        )
+
+    def of(self, strata: Ints, features: Shorts) -> Floats:
+        """The hazard of each item in each half octave, shape (n, BINS)."""
+        scaled = _scaled(features, self.mean[strata], self.scale[strata])
+        logs = np.matmul(self.coefficients[strata], scaled[:, :, None])[:, :, 0]
+        hazards: Floats = self.base[strata] * _factors(logs)[:, GROUP_OF]
+        return hazards
+
+
+def bins_of(ages: Floats) -> Ints:
+    """The half octave of each age in seconds."""
+    found: Ints = np.minimum(
+        np.maximum(np.searchsorted(EDGES, ages, side="right") - 1, 0), BINS - 1
+    )
+    return found
+
+
+class Fit:
+    """One fit, piece by piece.
+
+    Args:
+        seen: what is fitted to.
+        start: the fit before.
+
+    Attributes:
+        hazards: the result, once ``pieces`` is exhausted.
+
+    """
+
+    def __init__(self, seen: Observations, start: Hazards) -> None:
+        self.hazards = replace(
+            start,
+            base=start.base.copy(),
+            mean=start.mean.copy(),
+            scale=start.scale.copy(),
+            coefficients=start.coefficients.copy(),
+        )
+        self._events = np.zeros((STRATA, BINS))
+        np.add.at(self._events, (seen.strata, bins_of(seen.end)), seen.used * seen.weight)
+        # What has no features: nothing to fit but its hazard.
+        self._bare = np.zeros((STRATA, BINS))
+        self._seen = seen
+
+    def pieces(self) -> Iterator[int]:
+        """Do the work. Yields after each piece how many observations it had to do with."""
+        families = list[_Family]()
+        for members in FAMILIES:
+            rows = np.flatnonzero(np.isin(self._seen.strata, members))
+            family = _Family(members, len(rows))
+            for part in _parts(rows):
+                family.take(self._seen, part)
+                yield len(part)
+            if len(rows) < _FEW:
+                self._bare += family.exposure(np.zeros((GROUPS, FEATURES)))
+                continue
+            family.scale(self.hazards)
+            families.append(family)
+            yield len(rows) // 4
+        rest = np.flatnonzero(self._seen.strata == ANY)
+        if len(rest):
+            np.add.at(self._bare, self._seen.strata[rest], _times(self._seen, rest))
+        for _ in range(_STEPS):
+            exposure = self._bare.copy()
+            for family in families:
+                exposure += family.exposure(self.hazards.coefficients[family.members[0]])
+                yield family.size // 2
+            _smooth(self.hazards.base, self._events, exposure)
+            for family in families:
+                yield from self._improve(family)
+
+    def _improve(self, family: _Family) -> Iterator[int]:
+        """One of Newton's steps for each group of ages."""
+        before = self.hazards.coefficients[family.members[0]]
+        mean, after = before.mean(axis=0), np.empty_like(before)
+        for group in range(GROUPS):
+            rows = family.at_risk(group)
+            gradient, curvature = np.zeros(FEATURES + 1), np.zeros((FEATURES + 1, FEATURES + 1))
+            for part in _parts(rows):
+                family.sum_up(part, group, before[group], self.hazards.base, gradient, curvature)
+                yield len(part)
+            after[group] = mean
+            if len(rows):
+                after[group] = before[group] + _step(before[group], mean, gradient, curvature)
+        self.hazards.coefficients[list(family.members)] = after
+
+
+class _Family:
+    """The observations of the strata of a family, as the fit needs them.
+
+    Attributes:
+        members: strata.
+        size: how many observations.
+
+    """
+
+    def __init__(self, members: tuple[int, ...], size: int) -> None:
+        self.members = members
+        self.size = size
+        self._filled = 0
+        self._strata = np.zeros(size, np.int64)
+        # The last column is 1: the level, which the hazards of the strata take up.
+        self._features = np.ones((size, FEATURES + 1), np.float32)
+        self._times = np.zeros((size, BINS), np.float32)
+        self._used = np.zeros(size, np.float32)
+        self._group = np.zeros(size, np.int64)
+
+    def take(self, seen: Observations, rows: Ints) -> None:
+        """Take in some observations."""
+        part = slice(self._filled, self._filled + len(rows))
+        self._filled = part.stop
+        self._strata[part] = seen.strata[rows]
+        self._features[part, :-1] = seen.features[rows]
+        self._times[part] = _times(seen, rows)
+        self._used[part] = seen.used[rows] * seen.weight[rows]
+        self._group[part] = GROUP_OF[bins_of(seen.end[rows])]
+
+    def scale(self, hazards: Hazards) -> None:
+        """Measure features from their means in units of their spread."""
+        features = self._features[:, :-1]
+        known = ~np.isnan(features)
+        counts = np.maximum(known.sum(axis=0), 1)
+        filled = np.where(known, features, 0).astype(np.float64)
+        mean = filled.sum(axis=0) / counts
+        spread = np.sqrt(np.maximum((filled**2).sum(axis=0) / counts - mean**2, 0))
+        # What does not vary says nothing.
+        spread[spread < 1e-4] = np.inf
+        members = list(self.members)
+        same = np.isfinite(spread)
+        rescaled = np.where(same, spread, 0) / hazards.scale[members[0]]
+        hazards.coefficients[members] *= np.where(np.isfinite(rescaled), rescaled, 0)
+        hazards.mean[members], hazards.scale[members] = mean, spread
+        self._features[:, :-1] = _scaled(features, mean, spread)
+
+    def exposure(self, coefficients: Floats) -> Floats:
+        """Time at risk by stratum and half octave, as if all had the stratum's own hazard."""
+        found = np.zeros((STRATA, BINS))
+        factors = _factors(self._features[:, :-1] @ coefficients.T.astype(np.float32))
+        weighted = self._times * factors[:, GROUP_OF]
+        for stratum in self.members:
+            found[stratum] = weighted[self._strata == stratum].sum(axis=0)
+        return found
+
+    def at_risk(self, group: int) -> Ints:
+        """Observations that have to do with a group of ages."""
+        times = self._times[:, group == GROUP_OF].any(axis=1)
+        return np.flatnonzero(times | ((self._group == group) & (self._used > 0)))
+
+    def sum_up(
+        self, rows: Ints, group: int, coefficients: Floats, base: Floats, gradient: Floats,
+        curvature: Floats,
+    ) -> None:  # fmt: skip
+        """Add up the derivatives of the likelihood of some observations."""
+        bins = np.flatnonzero(group == GROUP_OF)
+        features = self._features[rows]
+        hazards = base[np.ix_(self._strata[rows], bins)].astype(np.float32)
+        expected = np.einsum("ij,ij->i", self._times[np.ix_(rows, bins)], hazards)
+        expected *= _factors(features[:, :-1] @ coefficients.astype(np.float32))
+        observed = self._used[rows] * (self._group[rows] == group)
+        gradient += features.T @ (observed - expected)
+        curvature += (features * expected[:, None]).T @ features
+
+
+def _times(seen: Observations, rows: Ints) -> Shorts:
+    """Seconds that each was looked at in each half octave."""
+    begin, end = seen.begin[rows, None], seen.end[rows, None]
+    times = np.minimum(end, EDGES[1:]) - np.maximum(begin, EDGES[:-1])
+    found: Shorts = (np.maximum(times, 0.0) * seen.weight[rows, None]).astype(np.float32)
+    return found
+
+
+def _step(before: Floats, mean: Floats, gradient: Floats, curvature: Floats) -> Floats:
+    """Newton's, after the level is taken out, which is the hazards' to find."""
+    level, total = curvature[:-1, -1], curvature[-1, -1] + 1.0
+    ridge = _GROUP_EVENTS + _EVENTS / GROUPS
+    slope = gradient[:-1] - level * gradient[-1] / total
+    slope -= _GROUP_EVENTS * (before - mean) + _EVENTS / GROUPS * before
+    bend = curvature[:-1, :-1] - np.outer(level, level) / total + ridge * np.eye(FEATURES)
+    step: Floats = np.linalg.solve(bend, slope)
+    return step / max(1.0, float(np.abs(step).max()) / _LARGEST)
+
+
+def _smooth(base: Floats, events: Floats, exposure: Floats) -> None:
+    """Hazards from events and exposure: few events give what the age before suggests."""
+    all_events, all_exposure = events.sum(axis=0), exposure.sum(axis=0)
+    hazard = (all_events.sum() + 1) / (all_exposure.sum() + 1000)
+    ratio = np.ones(STRATA)
+    for b in range(BINS):
+        prior = hazard * _DECAY
+        hazard = (all_events[b] + _ALL_EVENTS) / (all_exposure[b] + _ALL_EVENTS / prior)
+        expected = hazard * ratio
+        base[:, b] = (events[:, b] + _OWN_EVENTS) / (exposure[:, b] + _OWN_EVENTS / expected)
+        base[ANY, b] = hazard
+        ratio = base[:, b] / hazard
+
+
+def _scaled(features: npt.NDArray[np.floating], mean: Floats, scale: Floats) -> Floats:
+    scaled: Floats = (features - mean) / scale
+    return np.where(np.isnan(scaled), 0.0, scaled)
+
+
+def _factors(logs: npt.NDArray[np.floating]) -> npt.NDArray[np.floating]:
+    found: npt.NDArray[np.floating] = np.exp(np.minimum(np.maximum(logs, -_MOST), _MOST))
+    return found
+
+
+def _parts(rows: Ints) -> list[Ints]:
+    return [rows[i : i + PIECE] for i in range(0, len(rows), PIECE)]

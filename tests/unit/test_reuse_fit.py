@@ -1,0 +1,91 @@
+"""Hazards of reuse: what a fit finds in observations that were drawn from known ones."""
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from kvtiers.policies.reuse_classes import FEATURES, OWN, SHARED, Turn, own
+from kvtiers.policies.reuse_fit import Observations, Shorts
+from kvtiers.policies.reuse_hazard import HazardLearner
+
+Floats = npt.NDArray[np.float64]
+
+
+def features(output_tokens: int, n: int) -> Shorts:
+    """Those of first turns with an output of that length."""
+    turn = Turn(0, -1.0, 0.0, 4, 4, None, output_tokens)
+    found = np.zeros((n, FEATURES), np.float32)
+    values = own(turn, repeated=False).features
+    found[:, : len(values)] = values
+    return found
+
+
+def observed(times: Floats, rows: Shorts, given_up: float, begin: float = 0.0) -> Observations:
+    """Uses after these times, those later than ``given_up`` censored there."""
+    seen = times > begin
+    end, n = np.minimum(times, given_up)[seen], int(seen.sum())
+    used = (times < given_up)[seen].astype(float)
+    strata = np.full(n, OWN)
+    return Observations(strata, rows[seen], np.full(n, begin), end, used, np.ones(n))
+
+
+def fitted(*all_seen: Observations) -> HazardLearner:
+    learner = HazardLearner()
+    for seen in all_seen:
+        learner.learn(seen)
+        while learner.busy:
+            learner.work(1)
+    return learner
+
+
+@pytest.mark.parametrize("begin", [0.0, 30.0])
+def test_a_hazard_is_learned_from_uses_and_from_waiting(begin: float) -> None:
+    """Uses after an exponential time of mean 100 s, given up on after 200 s."""
+    times = np.random.default_rng(1).exponential(100.0, 6400)
+    rows = features(100, 6400)
+    learner = fitted(observed(times, rows, 200.0, begin))
+    curve = learner.curves(np.array([OWN]), rows[:1])[0]
+    # A constant hazard has an index that is the hazard.
+    assert 0.008 < curve[8:12].min() <= curve[8:12].max() < 0.0125
+
+
+def test_a_feature_that_tells_quick_from_slow_is_found() -> None:
+    rng, n = np.random.default_rng(1), 3000
+    times = np.concatenate([rng.exponential(50.0, n), rng.exponential(500.0, n)])
+    rows = np.concatenate([features(10, n), features(400, n)])
+    seen = observed(times, rows, 400.0)
+    learner = fitted(seen, seen, seen)
+    chances = learner.chances(np.array([OWN, OWN]), rows[[0, -1]], np.zeros(2), 50.0)
+    assert chances == pytest.approx([1 - np.exp(-1), 1 - np.exp(-0.1)], rel=0.15)
+    # What is not known yet is taken as in between.
+    (unknown,) = learner.chances(np.array([OWN]), features(-1, 1), np.zeros(1), 50.0)
+    assert chances[1] < unknown < chances[0]
+
+
+def test_what_stands_for_several_counts_so_often() -> None:
+    """One in three is used at once: three times as often as when each counts once."""
+    n = 1200
+    end = np.where(np.arange(n) % 3 == 0, 1.0, 100.0)
+    used = (end == 1.0).astype(float)
+    rows, strata = np.zeros((n, FEATURES), np.float32), np.full(n, SHARED)
+    chances = []
+    for weight in (1.0, 5.0):
+        weights = np.where(used, 1.0, weight)
+        learner = fitted(Observations(strata, rows, np.zeros(n), end, used, weights))
+        chances += learner.chances(strata[:1], rows[:1], np.zeros(1), 2.0).tolist()
+    # Of 3 and of 11 that were looked at; some of the two seconds after the use.
+    assert chances[0] > 2 * chances[1]
+
+
+def test_a_result_counts_only_when_the_fit_is_over() -> None:
+    times = np.random.default_rng(1).exponential(100.0, 6400)
+    rows, learner = features(100, 6400), HazardLearner()
+    before = learner.curves(np.array([OWN]), rows[:1])
+    learner.learn(observed(times, rows, 200.0))
+    learner.work(2000)
+    assert learner.busy
+    assert learner.fits == 0
+    assert np.array_equal(learner.curves(np.array([OWN]), rows[:1]), before)
+    learner.work(10**6)
+    assert not learner.busy
+    assert learner.fits == 1
+    assert not np.array_equal(learner.curves(np.array([OWN]), rows[:1]), before)
