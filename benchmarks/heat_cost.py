@@ -25,6 +25,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from kvtiers.connector.heat import HeatSettings
@@ -90,6 +91,11 @@ def _report(options: argparse.Namespace, pairs: Sequence[Pair], cpu: float, wall
         f"a budget of {options.budget:.1%}: {measured} prompts measured"
     )
     console.print(f"inside the probe: {cpu:.2%} of the prefill's CPU time, {wall:.2%} of wall time")
+    console.print(
+        f"a prefill: {fmean(pair.on_s for pair in pairs):.1f} s, of CPU time "
+        f"{fmean(pair.on_cpu_s for pair in pairs):.2f} s, inside the probe "
+        f"{fmean(pair.probe_cpu_s for pair in pairs) * 1000:.1f} ms of it"
+    )
     for name, values in ratios.items():
         console.print(f"with the probe over without, {name}: {geometric_mean(values)}")
     if options.json:
