@@ -3,7 +3,7 @@
 What keeping a leaf is worth changes with its age, the slower the older it is, and who asks
 wants the lowest few of many. Where there are few leaves, all are valued anew each second.
 Where there are many, all are valued from time to time, and in between the few that were
-lowest and those that have changed.
+lowest and those that have changed, when some have gathered.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from kvtiers.policies.reuse_nodes import Nodes
 # A few leaves are ranked anew after a second, or when one in so many has changed; more of
 # them after a second for each so many.
 _FEW, _SECONDS, _SHARE = 256, 1.0, 64
-_A_SECOND = 128
+_A_SECOND = 64
 # Of many, so many are sorted at first, and then what came to them, up to how many at most;
-# so many that have changed are valued for each who asks.
+# up to so many that have changed go last until they are ranked, all together.
 _LOWEST, _MOST, _CHANGED = 64, 256, 16
 _PART = 256
 
@@ -70,16 +70,29 @@ class Ranks:
             self._rank_all(now, also)
         elif self._leaves > _FEW and len(self._nodes.changed()) > _CHANGED:
             self._rank_lowest(now, also)
-        if self._changed_as_of != (now, news):
-            rows = list(self._nodes.changed())
-            marks = [self._nodes.mark_of(row) for row in rows]
-            worth = self._marks.worth_of_few([*marks, *also], now)
-            self._changed = sorted(zip(worth, rows, strict=False))
-            self._changed_as_of = now, news
         self._pass()
-        return self._nodes.ascending(self._in_order(), self._valuer(now))
+        return self._nodes.ascending(self._in_order(now, news, also), self._valuer(now))
 
     # Parts ------------------------------------------------------------------
+
+    def _in_order(self, now: float, news: int, also: Sequence[int]) -> Iterator[Ranked]:
+        if self._leaves > _FEW:
+            return chain(self._ranked(()), self._unranked(now))
+        if self._changed_as_of != (now, news):
+            self._changed = self._value_changed(now, also)
+            self._changed_as_of = now, news
+        return self._ranked(self._changed)
+
+    def _value_changed(self, now: float, also: Sequence[int]) -> list[Ranked]:
+        """What has changed, in order."""
+        rows = list(self._nodes.changed())
+        marks = [self._nodes.mark_of(row) for row in rows]
+        worth = self._marks.worth_of_few([*marks, *also], now)
+        return sorted(zip(worth, rows, strict=False))
+
+    def _unranked(self, now: float) -> Iterator[Ranked]:
+        """The same, not valued before somebody gets there."""
+        yield from self._value_changed(now, ())
 
     def _outdated(self, now: float) -> bool:
         if self._leaves <= _FEW:
@@ -133,10 +146,12 @@ class Ranks:
                 break
             self._passed += 1
 
-    def _in_order(self) -> Iterator[Ranked]:
-        """All leaves, the lowest first."""
+    def _ranked(self, also: Sequence[Ranked]) -> Iterator[Ranked]:
+        """All leaves that were ranked and some others, the lowest first."""
         kept = (self._lowest[i] for i in range(self._passed, len(self._lowest)))
-        ours: Iterator[Ranked] = heapq.merge(self._unchanged(kept), self._changed)
+        ours = self._unchanged(kept)
+        if also:
+            ours = heapq.merge(ours, also)
         for found in ours:
             if found[0] >= self._least:
                 ours = chain((found,), ours)

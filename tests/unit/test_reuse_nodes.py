@@ -188,10 +188,30 @@ def test_leaves_go_in_the_order_of_their_worth_however_many_there_are() -> None:
     for chunk in range(1000, 1010):
         add(chunk, rng.uniform(0.0, 5000.0))
     nodes.discard(range(40))
-    # Asked for some, for all, and for all again.
+    new = {nodes.node_of(chunk) for chunk in range(1000, 1010)}
+    # Of many, the few that came since go last. Asked for some, for all, and for all again.
+    ranked = expected(5000.0)
+    late = sorted(ranked, key=lambda pair: pair[1] in new)
     for count in (1, 100, 2000, 2000):
         named = [pair for pair, _ in zip(ranks.ascending(5000.0, 2), range(count), strict=False)]
+        assert named == late[:count]
+    for chunk in range(1010, 1020):
+        add(chunk, rng.uniform(0.0, 5000.0))
+    for count in (1, 100, 2000, 2000):
+        named = [pair for pair, _ in zip(ranks.ascending(5000.0, 3), range(count), strict=False)]
         assert named == expected(5000.0)[:count]
+
+
+def test_of_a_few_leaves_what_has_just_come_has_its_place_at_once() -> None:
+    marks = Marks(HazardLearner())
+    nodes = Nodes(marks.hold)
+    ranks = Ranks(nodes, marks)
+    for chunk, used in enumerate((10.0, 30.0, 20.0)):
+        mark = marks.new(own(Turn(0, -1.0, 0.0, 1, 1, None, 9), False), used)
+        nodes.add((chunk,), NOTHING, mark, 0)
+        marks.hold(mark, -1)
+        list(ranks.ascending(40.0, chunk))
+    assert [node for _, node in ranks.ascending(40.0, 3)] == [0, 2, 1]
 
 
 def test_one_mark_is_worth_what_it_is_among_many() -> None:
