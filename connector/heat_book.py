@@ -105,6 +105,10 @@ class HeatPlan:
         """What workers took, for measuring and altogether."""
         self._budget.spent(cost)
 
+    def delayed(self, seconds: float) -> None:
+        """What the scheduler took for measurements, while all ranks wait."""
+        self._budget.spent(HeatCost(probe_s=seconds * self._ranks))
+
     def answered(self, readings: Readings) -> Iterator[tuple[Run, dict[int, Heat]]]:
         """Per measured prompt its chunks, and by layer ``[kv_heads, chunks]`` of all ranks.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -36,13 +37,21 @@ class HeatWatch:
         book: keeps what came of it.
         log: writes it to a file, if the user wants one.
         shares: whether other engines are told of it, and tell of theirs.
+        clock: seconds.
 
     """
 
     def __init__(
-        self, plan: HeatPlan, book: HeatBook, log: HeatLog | None = None, *, shares: bool = False
+        self,
+        plan: HeatPlan,
+        book: HeatBook,
+        log: HeatLog | None = None,
+        *,
+        shares: bool = False,
+        clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._plan, self.book, self._log = plan, book, log
+        self._clock = clock
         self._shares = shares
         self._share: HeatShare | None = None
         self._chunk_bytes = 1
@@ -136,7 +145,11 @@ class HeatWatch:
         return []
 
     def told(self, readings: Readings) -> Iterator[tuple[Run, list[float]]]:
-        """What was measured: chunks after the sink, and the heat of each."""
+        """What was measured: chunks after the sink, and the heat of each.
+
+        What is done with that counts as the cost of measuring, like the rest of it.
+        """
+        begin = self._clock()
         for run, measured in self._plan.answered(readings):
             if self._log is not None:
                 self._log.note(run, measured)
@@ -144,6 +157,7 @@ class HeatWatch:
                 self._share.note(run, measured)
             yield self._noted(run, measured)
         yield from self._told_by_others()
+        self._plan.delayed(self._clock() - begin)
 
     def _noted(self, run: Run, measured: dict[int, Heat]) -> tuple[Run, list[float]]:
         heat = self.book.note(run.tail(1), measured)

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from engine import BLOCK, Engine, cpu, fs
+from kvtiers.connector.heat import NO_COST, HeatCost
 from kvtiers.policies import Run
 from kvtiers.policies.attention_heat import AttentionHeatPolicy
 from kvtiers.tools.heat_model import HeatModel
@@ -50,6 +51,7 @@ class Heard:
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
         self.told: list[tuple[Run, list[float]]] = []
+        self.cost = NO_COST
         manager = engine.connector._manager
         tell = manager.measured
 
@@ -57,7 +59,14 @@ class Heard:
             self.told.append((run, list(heat)))
             tell(run, heat)
 
-        manager.measured = measured
+        watch = engine.connector._heat_watch
+        pay = watch.spent
+
+        def spent(cost: HeatCost) -> None:
+            self.cost += cost
+            pay(cost)
+
+        manager.measured, watch.spent = measured, spent
 
     def book(self, run: Run) -> np.ndarray:
         """``[layers, kv_heads, chunks]``."""
@@ -86,8 +95,7 @@ def test_the_probe_measures_the_models_attention(llama: Path) -> None:
         for ours, right in zip(found.values(), expected, strict=True):
             np.testing.assert_allclose(ours, right, rtol=1e-3, atol=1e-6)
         assert np.abs(expected[0] - expected[1]).max() > 0.01, "the prompts must differ"
-        budget = engine.engine.connector._heat_watch._plan._budget
-        assert 0 < budget._left < 1, "prompts have paid in, and measuring was paid"
+        assert 0 < engine.cost.probe_s < engine.cost.prefill_s
         policy = engine.engine.hierarchy.policy
         assert isinstance(policy, AttentionHeatPolicy)
         assert policy._usual, "it heard of none"

@@ -12,7 +12,7 @@ from hierarchy_kit import DictTier, Stack, prefix
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from kvtiers.connector import heat_watch
-from kvtiers.connector.heat import HeatSettings
+from kvtiers.connector.heat import HeatCost, HeatSettings
 from kvtiers.connector.heat_book import HeatBook, HeatPlan
 from kvtiers.connector.heat_records import Prompt, decode, encode
 from kvtiers.connector.heat_share import HeatShare
@@ -239,6 +239,7 @@ def test_others_heat_is_in_the_averages_once_the_own_heads_are_known(engines: En
     engines.tell(0, prompt("a"), strange)
     made._share.exchange(tell=False)
     assert list(made.told({})) == []
+    made.spent(HeatCost(prefill_s=60.0))
     made._plan.job(Run(prompt("b").chunks), [1, 2, 3, 4, 5, 6], 0, 24)
     own, others = made.told({(1, 0, 0): measured(3, 0)[0]})
     assert own[0].chunks == prompt("b").chunks[1:]

@@ -283,6 +283,23 @@ def test_the_policy_is_told_of_what_follows_the_sink() -> None:
     assert heat == pytest.approx([0.1, 0.2])
 
 
+def test_what_the_scheduler_takes_counts_for_every_rank() -> None:
+    now = 0.0
+    made = HeatWatch(plan(ranks=2, budget=0.01), HeatBook(LAYERS), clock=lambda: now)
+
+    def asked() -> bool:
+        parts = step({"r": (0, 24)}, {})
+        return made.step(parts, {"r": status(24, range(9))}, lambda *_: run(3)).jobs != ()
+
+    assert asked()
+    for _ in made.told({(1, 3, 0): mass(3), (1, 3, 1): mass(3)}):
+        now += 0.25  # what the policy makes of it
+    made.spent(HeatCost(prefill_s=49.0))
+    assert not asked()
+    made.spent(HeatCost(prefill_s=2.0))
+    assert asked()
+
+
 def test_jobs_and_readings_travel_with_vllms_own_messages() -> None:
     job = HeatJob(1, 0, 24, 4, 5, BLOCK, CHUNK_TOKENS)
     plain = OffloadingConnectorMetadata(load_jobs={1: "load"}, store_jobs={2: "store"})
