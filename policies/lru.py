@@ -43,9 +43,7 @@ class LruPolicy(Policy):
 
     def on_remove(self, chunks: Sequence[ChunkId], tier: str) -> None:
         """Forget the chunks."""
-        discard = self._orders[tier].discard
-        for chunk in chunks:
-            discard(chunk)
+        self._orders[tier].discard_all(chunks)
 
     def victims(self, tier: str, n_bytes: int) -> Iterator[ChunkId]:  # noqa: ARG002
         """All chunks of ``tier``, the least recently used first."""

@@ -27,6 +27,7 @@ nothing here is an object that the garbage collector walks. See docs/design/poli
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 
 from kvtiers.policies.base import ChunkId, Run
 from kvtiers.policies.columns import Objects, Table
@@ -101,16 +102,13 @@ class PrefixOrder:
 
     def add(self, run: Run) -> None:
         """Take in what is missing of ``run``, and use all of it."""
-        chunks, known = run.chunks, self._rows
-        i, n = 0, len(chunks)
-        while i < n:
-            begin = i
-            while i < n and chunks[i] not in known:
-                i += 1
-            if i > begin:
+        chunks = run.chunks
+        there = [row is not None for row in self._rows.get_all(chunks)]
+        ends = [i for i in range(1, len(there)) if there[i] != there[i - 1]]
+        for begin, end in pairwise([0, *ends, len(there)]):
+            if begin < end and not there[begin]:
                 parent = chunks[begin - 1] if begin else run.parent
-                self._append(chunks[begin:i], run.start + begin, parent)
-            i += 1
+                self._append(chunks[begin:end], run.start + begin, parent)
         self.use(run)
 
     def add_oldest(self, run: Run) -> None:
@@ -155,18 +153,47 @@ class PrefixOrder:
 
         O(1) for the last chunk of a chain, which the oldest always is.
         """
-        row = self._rows.get(chunk)
-        if row is None:
-            return
+        self.discard_all((chunk,))
+
+    def discard_all(self, chunks: Sequence[ChunkId]) -> None:
+        """Forget those of ``chunks`` that are there; what follows them stays.
+
+        Quick where they come as they are iterated over: ends of segments, the last chunk first.
+        """
+        rows = self._rows.pop_all(chunks, _NONE)
+        i = 0
+        while i < len(rows):
+            if rows[i] != _NONE:
+                i = self._drop_segment_end(rows, i)
+            else:
+                i += 1
+        rows = [row for row in rows if row != _NONE]
+        self._ids.clear(rows)
+        self._chunks.free_all(rows)
+        self._drop_empty_ring()
+
+    # Parts ------------------------------------------------------------------
+
+    def _drop_segment_end(self, rows: Sequence[int], i: int) -> int:
+        """Drop what ``rows`` has in turn of a segment, from ``i`` on. Returns where that ends."""
+        row, before = rows[i], self._before
         if not self._is_last(row):
             self._cut_behind(row)
-        self._drop_last(row)
-        del self._rows[chunk]
+        chain = self._chain[row]
+        segment = self._tail[chain]
+        left = self._position[row] + 1 - self._begin(segment)
+        while left and i < len(rows) and rows[i] == row:
+            row, left, i = before[row], left - 1, i + 1
+        if left:
+            self._last[segment] = row
+        else:
+            self._drop_segment(chain, segment)
+        return i
+
+    def _drop_empty_ring(self) -> None:
         if self._ring != _END and self._newer[self._ring] == self._ring:
             self._segments.free(self._ring)
             self._ring = _END
-
-    # Parts ------------------------------------------------------------------
 
     def _its_ring(self) -> int:
         if self._ring == _END:
@@ -202,9 +229,15 @@ class PrefixOrder:
             row = self._new_chunk(chunks[0], start, _NONE)
             self._new_chain(row, parent, self._its_ring())
             chunks, start = chunks[1:], start + 1
-        for position, chunk in enumerate(chunks, start):
-            row = self._new_chunk(chunk, position, row)
-        self._last[self._tail[self._chain[row]]] = row
+        chain = self._chain[row]
+        chains, positions, before = self._chain, self._position, self._before
+        rows = self._chunks.take(len(chunks))
+        self._rows.assign_each(chunks, rows)
+        self._ids.put_all(rows, chunks)
+        for position, new in enumerate(rows, start):
+            chains[new], positions[new], before[new] = chain, position, row
+            row = new
+        self._last[self._tail[chain]] = row
 
     def _use_ancestors(self, chain: int) -> None:
         # Runs that are no forest, against what they promise, must not hang an engine.
@@ -296,16 +329,6 @@ class PrefixOrder:
         for _ in range(count):
             self._chain[row] = chain
             row = self._before[row]
-
-    def _drop_last(self, row: int) -> None:
-        chain = self._chain[row]
-        segment = self._tail[chain]
-        if self._begin(segment) < self._position[row]:
-            self._last[segment] = self._before[row]
-        else:
-            self._drop_segment(chain, segment)
-        self._ids[row] = None
-        self._chunks.free(row)
 
     def _drop_segment(self, chain: int, segment: int) -> None:
         """Without its last segment a chain has nothing left, unless there is one above."""

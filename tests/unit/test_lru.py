@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from kvtiers.policies import PolicyRequest, Run, TierInfo
 from kvtiers.policies.conformance import PolicyConformance
 from kvtiers.policies.lru import LruPolicy
+from kvtiers.policies.prefix_order import PrefixOrder
 from libcachesim import LRU, Request
 from traces import real_prompts, zipf_ids
 
@@ -398,3 +399,23 @@ def test_a_found_run_is_evicted_from_its_tail() -> None:
     assert list(policy.victims("fs", 1)) == list("cbaz")
     policy.on_access(Run("abc"), PolicyRequest("r"), "fs")
     assert list(policy.victims("fs", 1)) == list("zcba")
+
+
+def test_chunks_that_go_together_leave_what_they_would_one_by_one() -> None:
+    rng = random.Random(7)
+    together, one_by_one = PrefixOrder(), PrefixOrder()
+    paths: list[tuple[int, ...]] = []
+    for i in range(300):
+        head = rng.choice(paths)[: rng.randint(0, 9)] if paths and rng.random() < 0.6 else ()
+        paths.append(head + tuple(range(20 * i, 20 * i + rng.randint(1, 9))))
+        run = Run(rng.choice(paths))
+        # Ends of segments as they are evicted, and anything, which is lost or not there.
+        named = list(islice(together, rng.randint(0, 12)))
+        gone = named if rng.random() < 0.6 else rng.choices(rng.choice(paths), k=4)
+        together.add(run)
+        together.discard_all(gone)
+        one_by_one.add(run)
+        for chunk in gone:
+            one_by_one.discard(chunk)
+        assert list(together) == list(one_by_one)
+        assert len(together) == len(list(together))
