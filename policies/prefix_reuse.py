@@ -169,9 +169,10 @@ class PrefixReusePolicy(Policy):
             return len(run)
         missing = sum(end - begin for begin, end in nodes.absent(run.chunks, before(run)))
         wanted = missing - max(0, capacity // run.chunk_bytes - nodes.held)
-        if wanted <= 0:
-            return len(run)
         now = self.clock()
+        if wanted <= 0:
+            self._ranks[tier].keep_up(now)
+            return len(run)
         mark, _ = self._mark_for(run, 0, before(run))
         ranked = self._ranks[tier].ascending(now, self._news, (mark,))
         (worth,) = self._marks.worth_of_few((mark,), now)

@@ -73,6 +73,14 @@ class Ranks:
         self._pass()
         return self._nodes.ascending(self._in_order(now, news, also), self._valuer(now))
 
+    def keep_up(self, now: float) -> None:
+        """Nobody asks, as there is room. Who asks first must not wait until all are valued."""
+        changed = self._nodes.changed()
+        if len(changed) > _MOST:
+            self._worth(np.array(list(changed), np.int64), now, ())
+            self._nodes.take_changed()
+            self._at = -np.inf
+
     # Parts ------------------------------------------------------------------
 
     def _in_order(self, now: float, news: int, also: Sequence[int]) -> Iterator[Ranked]:

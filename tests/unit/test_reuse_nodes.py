@@ -230,3 +230,20 @@ def test_what_a_scan_found_is_looked_up_as_quickly_once_its_place_is_known() -> 
     list(nodes.cover(list(prompt), NOTHING))
     assert lookups_of(nodes, [Counted(i) for i in range(100, 200)], prompt[-1]) < 4
     assert nodes.parent_of(nodes.node_of(prompt[50])) == nodes.node_of(prompt[49])
+
+
+def test_what_comes_while_there_is_room_is_valued_before_somebody_asks() -> None:
+    learner = HazardLearner()
+    marks = Marks(learner)
+    nodes = Nodes(marks.hold)
+    ranks = Ranks(nodes, marks)
+    for chunk in range(2000):
+        mark = marks.new(own(Turn(0, -1.0, 0.0, 1, 1, None, chunk), False), float(chunk))
+        nodes.add((chunk,), NOTHING, mark, 0)
+        marks.hold(mark, -1)
+        ranks.keep_up(float(chunk))
+    valued = list[int]()
+    curves = learner.curves
+    learner.curves = lambda *what: valued.append(len(what[0])) or curves(*what)  # type: ignore[method-assign, func-returns-value]
+    assert len(list(ranks.ascending(2000.0, 1))) == 2000
+    assert max(valued) < 300
