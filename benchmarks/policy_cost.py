@@ -2,7 +2,7 @@
 
     python -m benchmarks.policy_cost prefix-reuse lru --chunks 1000000
 
-One tier is filled with prompts of a hundred new chunks, half of them continued from earlier
+One tier is filled with prompts of ``--run`` new chunks, half of them continued from earlier
 ones, one a second; then as many come again, and as much is evicted as comes in. Only the
 policy's calls are timed, for a request from its arrival to its end. Their time is divided by
 the chunks of the requests, hit or stored, and once, over the whole run, by those stored. That
@@ -27,7 +27,6 @@ from types import TracebackType
 
 from kvtiers.policies import POLICIES, Policy, PolicyRequest, Run, TierInfo
 
-PROMPT = 100
 WINDOWS = 10
 
 Prompt = tuple[Run, int]
@@ -104,14 +103,14 @@ class Tier:
             self.stored += len(run)
 
 
-def prompts_of(chunks: int) -> Iterator[Prompt]:
-    """Prompts with so many new chunks."""
+def prompts_of(chunks: int, new: int) -> Iterator[Prompt]:
+    """Prompts with so many chunks, ``new`` new ones in each."""
     rng, last = random.Random(1), list[tuple[bytes, ...]]()
-    for number in range(0, chunks, PROMPT):
-        ids = tuple(hashlib.sha256(b"%d" % (number + i)).digest() for i in range(PROMPT))
+    for number in range(0, chunks, new):
+        ids = tuple(hashlib.sha256(b"%d" % (number + i)).digest() for i in range(new))
         if last and rng.random() < 0.5:
-            before = last.pop(rng.randrange(len(last)))[-PROMPT:]
-            ids, hit = before + ids, PROMPT
+            before = last.pop(rng.randrange(len(last)))[-new:]
+            ids, hit = before + ids, new
         else:
             hit = 0
         last = [*last[-20:], ids]
@@ -147,9 +146,9 @@ class Cost:
         )
 
 
-def measure(name: str, chunks: int) -> Cost:
+def measure(name: str, chunks: int, new: int) -> Cost:
     """Fill a tier of so many chunks twice."""
-    all_prompts = list(prompts_of(2 * chunks))
+    all_prompts = list(prompts_of(2 * chunks, new))
     half, tier = len(all_prompts) // 2, Tier(name, chunks)
     filling = tier.serve(all_prompts[:half])
     tier.longest = 0.0
@@ -157,12 +156,12 @@ def measure(name: str, chunks: int) -> Cost:
     windows = pairwise(ends)
     full = [tier.serve(all_prompts[begin:end]) for begin, end in windows]
     stored = 1e6 * tier.watch.seconds / tier.stored
-    return Cost(filling, full, stored, 1e3 * tier.longest, size(name, chunks))
+    return Cost(filling, full, stored, 1e3 * tier.longest, size(name, chunks, new))
 
 
-def size(name: str, chunks: int) -> float:
+def size(name: str, chunks: int, new: int) -> float:
     """Bytes that a policy keeps for each chunk of a full tier, ids apart."""
-    all_prompts = list(prompts_of(chunks))
+    all_prompts = list(prompts_of(chunks, new))
     gc.collect()
     tracemalloc.start()
     tier = Tier(name, chunks)
@@ -178,10 +177,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="cost of policies")
     parser.add_argument("policies", nargs="+", help="such as lru")
     parser.add_argument("--chunks", type=int, default=1_000_000, help="at least 1000")
+    parser.add_argument("--run", type=int, default=100, help="new chunks of a prompt")
     args = parser.parse_args()
-    print(f"{args.chunks} chunks, runs of {PROMPT}, only the policy's calls")
+    print(f"{args.chunks} chunks, runs of {args.run}, only the policy's calls")
     for name in args.policies:
-        print(f"{name}: {measure(name, args.chunks)}", flush=True)
+        print(f"{name}: {measure(name, args.chunks, args.run)}", flush=True)
 
 
 if __name__ == "__main__":
