@@ -184,6 +184,18 @@ class PrefixReusePolicy(Policy):
             gained += nodes.size_of(node)
         return len(run) - max(0, wanted - gained)
 
+    def reuse(self, run: Run, within: float) -> Sequence[float]:
+        """By the hazard of what each chunk was last used for, or is asked for now."""
+        held: list[int | None] = [None] * len(run)
+        for nodes in self._nodes.values():
+            for begin, end, mark in nodes.marks_of(run.chunks, before(run)):
+                held[begin:end] = [mark] * (end - begin)
+        marks = [self._asked(run, i) if mark is None else mark for i, mark in enumerate(held)]
+        distinct = sorted(set(marks))
+        chances = self._marks.chances(distinct, self.clock(), within)
+        known = dict(zip(distinct, chances, strict=True))
+        return [known[mark] for mark in marks]
+
     # Parts ------------------------------------------------------------------
 
     def _session_of(
@@ -279,6 +291,11 @@ class PrefixReusePolicy(Policy):
             if node != NO_NODE:
                 return self._held(nodes.mark_of(node)), nodes.owner_of(node)
         return self._marks.new(UseClass(ANY), self.clock()), 0
+
+    def _asked(self, run: Run, i: int) -> int:
+        """The mark of the request that asks for chunk ``i`` of a run."""
+        asking = (a.mark for a in reversed(self._active.values()) if _has(a.request, run, i))
+        return next(asking, UNKNOWN)
 
     def _mark_found(self, tier: str, age: float) -> int:
         """That of the last chunk found, if both were last used at about the same time."""

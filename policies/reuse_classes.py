@@ -21,6 +21,9 @@ FAMILIES: Final = ((OWN, OWN_ENDED), (SHARED, REPEATED), (LEFT,))
 FEATURES: Final = 24
 """Features of a class. Families with fewer leave the last ones 0."""
 
+OUTPUT: Final = slice(6, 12)
+"""The features that are not known before a request has ended."""
+
 _OUTPUTS = (16, 45, 150, 350, 800)
 _UNIT = 8.0
 

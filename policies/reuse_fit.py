@@ -18,7 +18,7 @@ from typing import Final
 
 import numpy as np
 import numpy.typing as npt
-from kvtiers.policies.reuse_classes import ANY, FAMILIES, FEATURES, STRATA
+from kvtiers.policies.reuse_classes import ANY, FAMILIES, FEATURES, OUTPUT, STRATA
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -30,14 +30,17 @@ BINS: Final = 30
 _FIRST = 2.0
 EDGES: Final = np.concatenate([[0.0], _FIRST * 2 ** (np.arange(BINS) / 2)])
 # Groups of ages that have coefficients of their own: the half octaves that each begins with.
-_CUTS = np.array([0, 11, 13, 15, 17, 18])
+_CUTS = np.array([0, 5, 7, 9, 11, 13, 15, 16, 18])
 GROUPS: Final = len(_CUTS)
 GROUP_OF: Final = np.searchsorted(_CUTS, np.arange(BINS), side="right") - 1
+
+# Outputs that stand for one that is not known yet.
+OUTPUTS: Final = 5
 
 # Where a hazard has no data it falls with age a little faster than LRU's order needs.
 _DECAY = 2**-0.6
 # Events that the prior of a hazard counts for: that of a stratum, of all strata.
-_OWN_EVENTS, _ALL_EVENTS = 8.0, 4.0
+_OWN_EVENTS, _ALL_EVENTS = 3.0, 1.5
 # The same for a coefficient of a group, around the mean over groups, and for that mean.
 _GROUP_EVENTS, _EVENTS = 100.0, 5.0
 # Newton's steps, as there is a fit to start from, and the largest change of each.
@@ -82,6 +85,7 @@ class Hazards:
         mean, scale: of the features of each stratum; coefficients are of features less
             the mean over the scale.
         coefficients: shape (STRATA, GROUPS, FEATURES).
+        outputs: features of a few typical outputs, shape (STRATA, OUTPUTS, some features).
 
     """
 
@@ -89,6 +93,7 @@ class Hazards:
     mean: Floats
     scale: Floats
     coefficients: Floats
+    outputs: Floats
 
     @classmethod
     def unknown(cls) -> Hazards:
@@ -99,6 +104,7 @@ class Hazards:
             np.zeros(shape),
             np.ones(shape),
             np.zeros((STRATA, GROUPS, FEATURES)),
+            np.zeros((STRATA, OUTPUTS, OUTPUT.stop - OUTPUT.start)),
         )
 
     def of(self, strata: Ints, features: Shorts) -> Floats:
@@ -136,6 +142,7 @@ class Fit:
             mean=start.mean.copy(),
             scale=start.scale.copy(),
             coefficients=start.coefficients.copy(),
+            outputs=start.outputs.copy(),
         )
         self._events = np.zeros((STRATA, BINS))
         np.add.at(self._events, (seen.strata, bins_of(seen.end)), seen.used * seen.weight)
@@ -219,6 +226,10 @@ class _Family:
     def scale(self, hazards: Hazards) -> None:
         """Measure features from their means in units of their spread."""
         features = self._features[:, :-1]
+        members = list(self.members)
+        ranked = features[np.argsort(features[:, OUTPUT.stop - 1], kind="stable"), OUTPUT]
+        shares = (np.arange(OUTPUTS) + 0.5) / OUTPUTS
+        hazards.outputs[members] = ranked[(shares * self.size).astype(np.int64)]
         known = ~np.isnan(features)
         counts = np.maximum(known.sum(axis=0), 1)
         filled = np.where(known, features, 0).astype(np.float64)
@@ -226,7 +237,6 @@ class _Family:
         spread = np.sqrt(np.maximum((filled**2).sum(axis=0) / counts - mean**2, 0))
         # What does not vary says nothing.
         spread[spread < 1e-4] = np.inf
-        members = list(self.members)
         same = np.isfinite(spread)
         rescaled = np.where(same, spread, 0) / hazards.scale[members[0]]
         hazards.coefficients[members] *= np.where(np.isfinite(rescaled), rescaled, 0)

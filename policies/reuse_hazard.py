@@ -18,10 +18,11 @@ from typing import Final
 
 import numpy as np
 import numpy.typing as npt
-from kvtiers.policies.reuse_classes import LEFT
+from kvtiers.policies.reuse_classes import LEFT, OUTPUT
 from kvtiers.policies.reuse_fit import (
     BINS,
     EDGES,
+    OUTPUTS,
     Fit,
     Floats,
     Hazards,
@@ -76,18 +77,18 @@ class HazardLearner:
 
     def curves(self, strata: Ints, features: Shorts) -> npt.NDArray[np.float32]:
         """The index at the beginning of each half octave, shape (n, BINS + 1)."""
-        survival, kept = self._survival(strata, features)
+        unknown = np.isnan(features[:, OUTPUT.start])
+        if not unknown.any():
+            return self._curves(strata, features)
         index = np.zeros((len(strata), BINS + 1), np.float32)
-        for begin in range(0, len(strata), _AT_ONCE):
-            part = slice(begin, begin + _AT_ONCE)
-            hits = survival[part, None, :-1] - survival[part, :, None]
-            costs = kept[part, :, None] - kept[part, None, :-1]
-            # Times before the age itself give no hits and are never the best.
-            rates = hits / np.maximum(costs, _TINY)
-            np.maximum.reduce(rates, 1, None, index[part, :-1])
-        index[:, BINS] = index[:, BINS - 1] / 2
-        if (left := strata == LEFT).any():
-            index[left] *= _LEFT_SHARE
+        # The mean over outputs that there may be: what is admitted and turns out to be worth
+        # little is soon gone, and what is not admitted is gone for good.
+        filled = np.repeat(features[unknown], OUTPUTS, axis=0)
+        filled[:, OUTPUT] = self._hazards.outputs[strata[unknown]].reshape(len(filled), -1)
+        each = self._curves(np.repeat(strata[unknown], OUTPUTS), filled)
+        index[unknown] = each.reshape(-1, OUTPUTS, BINS + 1).mean(axis=1)
+        if not unknown.all():
+            index[~unknown] = self._curves(strata[~unknown], features[~unknown])
         return index
 
     def chances(self, strata: Ints, features: Shorts, ages: Floats, within: float) -> Floats:
@@ -101,6 +102,21 @@ class HazardLearner:
         return used
 
     # Parts ------------------------------------------------------------------
+
+    def _curves(self, strata: Ints, features: Shorts) -> npt.NDArray[np.float32]:
+        survival, kept = self._survival(strata, features)
+        index = np.zeros((len(strata), BINS + 1), np.float32)
+        for begin in range(0, len(strata), _AT_ONCE):
+            part = slice(begin, begin + _AT_ONCE)
+            hits = survival[part, None, :-1] - survival[part, :, None]
+            costs = kept[part, :, None] - kept[part, None, :-1]
+            # Times before the age itself give no hits and are never the best.
+            rates = hits / np.maximum(costs, _TINY)
+            np.maximum.reduce(rates, 1, None, index[part, :-1])
+        index[:, BINS] = index[:, BINS - 1] / 2
+        if (left := strata == LEFT).any():
+            index[left] *= _LEFT_SHARE
+        return index
 
     def _survival(self, strata: Ints, features: Shorts) -> tuple[Floats, Floats]:
         """S at the edges of the half octaves, and its integral up to them."""

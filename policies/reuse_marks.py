@@ -97,6 +97,13 @@ class Marks:
         curves, since = self._curves, self._since
         return [at_age(curves, mark, now - since.item(mark)) for mark in marks]
 
+    def chances(self, marks: Sequence[int], now: float, within: float) -> list[float]:
+        """Probability that what has each mark is used within so many seconds from now."""
+        rows = np.array(marks, np.int32)
+        ages = np.maximum(now - self._since[rows], 0.0)
+        found = self._learner.chances(self._strata[rows], self._features[rows], ages, within)
+        return [float(chance) for chance in found]
+
     # Parts ------------------------------------------------------------------
 
     def _value_few(self, stale: set[int]) -> None:

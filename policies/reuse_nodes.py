@@ -134,6 +134,13 @@ class Nodes:
             found.append((begin, len(chunks)))
         return found
 
+    def marks_of(
+        self, chunks: Sequence[ChunkId], parent: ChunkId | None
+    ) -> list[tuple[int, int, int]]:
+        """Begin, end and mark of each stretch of a run that the tier has."""
+        stretches = self._stretches(chunks, parent)
+        return [(i, i + same, self._mark[node]) for i, node, _, same in stretches]
+
     def learn_parents(self, chunks: Sequence[ChunkId], parent: ChunkId | None) -> None:
         """What is before these chunks is known now, as it need not be of what a scan found."""
         if not self._loose:

@@ -25,7 +25,12 @@ class Tier:
         self.held: set[int] = set()
 
     def serve(
-        self, now: float, prompt: Sequence[int], session: str = "", reason: str = "stop"
+        self,
+        now: float,
+        prompt: Sequence[int],
+        session: str = "",
+        reason: str = "stop",
+        agent: str = "",
     ) -> int:
         """Hit length of the prompt."""
         self.now, self.served = now, self.served + 1
@@ -33,6 +38,7 @@ class Tier:
         request = PolicyRequest(
             f"r{self.served}", (run,), now, session=session, prompt_tokens=256 * len(prompt)
         )
+        request.hints = {"agent": agent}
         hit = next((i for i, c in enumerate(prompt) if c not in self.held), len(prompt))
         self.policy.on_request(request)
         if hit:
@@ -144,3 +150,46 @@ def test_marks_go_with_what_they_were_on() -> None:
     # One for each session that is remembered, few for what is held.
     assert len(policy._marks._since) <= 256
     assert len(policy._watches) <= 128
+
+
+def test_what_returns_is_told_from_what_does_not() -> None:
+    tier, _ = after_returning_and_single_prompts(PrefixReusePolicy, BY_LENGTH)
+    policy, now, chances = tier.policy, tier.now, []
+    for name, chunks, first in (("returns", 4, 10**9), ("single", 30, 10**10)):
+        tier.now = now
+        run = Run(range(first, first + chunks))
+        request = PolicyRequest(name, (run,), tier.now, prompt_tokens=256 * chunks)
+        policy.on_request(request)
+        policy.on_insert(run.head(2), "cpu")
+        request.output_tokens, request.finish_reason = 100, "stop"
+        policy.on_finish(request)
+        policy.on_insert(run, "cpu")
+        for age, within in (0.0, 80.0), (0.0, 20.0), (100.0, 80.0):
+            tier.now = now + age
+            of_each = policy.reuse(run, within)
+            assert of_each is not None
+            assert len(of_each) == chunks
+            assert len(set(of_each)) == 1
+            chances.append(of_each[0])
+    soon, at_once, late = chances[:3]
+    assert soon > 0.6
+    assert at_once < 0.3
+    assert late < 0.3
+    assert max(chances[3:]) < 0.2
+
+
+def test_what_nobody_knows_is_not_expected_back() -> None:
+    tier, _ = after_returning_and_single_prompts(PrefixReusePolicy, BY_LENGTH)
+    run = Run(range(10**9, 10**9 + 4))
+    of_each = tier.policy.reuse(run, 10.0)
+    assert of_each is not None
+    assert len(of_each) == 4
+    assert max(of_each) < 0.1
+
+
+def test_an_agent_does_not_leave_behind_what_its_session_needs() -> None:
+    tier = Tier(PrefixReusePolicy, 60)
+    tier.serve(0.0, range(100, 110), "other")
+    tier.serve(1.0, range(20), "one")
+    tier.serve(2.0, range(200, 210), "one", agent="helper")
+    assert list(tier.policy.victims("cpu", 10))[:10] == list(range(109, 99, -1))
