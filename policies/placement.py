@@ -83,6 +83,9 @@ class PlacementPolicy(PolicyAround):
         names = [tier.name for tier in self.tiers]
         self._below = {name: names[i + 1 :] for i, name in enumerate(names)}
         self._lower = {tier.name: _Boundary(tier) for tier in self.tiers[1:]}
+        # What the first tier holds and a lower one was given the next chunk of: without it,
+        # whoever asks would not get that far.
+        self._before: dict[ChunkId, str] = {}
         self._history: UseHistory | None = None
         self._chunk_bytes = 1
 
@@ -114,6 +117,9 @@ class PlacementPolicy(PolicyAround):
         """A tier that gives up chunks is full."""
         if tier in self._lower:
             self._lower[tier].gave_up()
+        else:
+            for chunk in chunks:
+                self._before.pop(chunk, None)
         super().on_remove(chunks, tier)
 
     # What to do -------------------------------------------------------------
@@ -132,8 +138,13 @@ class PlacementPolicy(PolicyAround):
 
     def admit(self, run: Run, tier: str) -> int:
         """As many chunks from the head as the rule, and the inner policy, let in."""
-        most = self._admitted(run, tier) if tier in self._lower else len(run)
-        return self.inner.admit(run.head(most), tier) if most else 0
+        if tier not in self._lower:
+            return self.inner.admit(run, tier)
+        most = self._admitted(run, tier)
+        admitted = self.inner.admit(run.head(most), tier) if most else 0
+        if admitted and run.parent is not None and self.placement.write == "on_eviction":
+            self._before[run.parent] = tier
+        return admitted
 
     def demote(self, chunk: ChunkId, from_tier: str) -> str | None:
         """The tier below where the chunk is worth most, if it is admitted to any."""
@@ -141,6 +152,8 @@ class PlacementPolicy(PolicyAround):
         if self.placement.admission == "all":
             return self.inner.demote(chunk, from_tier) or next(iter(below), None)
         run, past = self._one(chunk)
+        if chunk in self._before:
+            return self._before[chunk]
         if past is None:
             return None
         if self.placement.admission == "reused":
@@ -154,11 +167,15 @@ class PlacementPolicy(PolicyAround):
     def _admitted(self, run: Run, tier: str) -> int:
         if self.placement.admission == "all":
             return len(run)
+        before = self._before
+        needed = [i for i, chunk in enumerate(run.chunks) if before.get(chunk) == tier]
+        least = needed[-1] + 1 if needed else 0
+        rest = run.tail(least)
         if self.placement.admission == "worth":
-            return _leading(worth > 0 for worth in self._worths(run, tier))
+            return least + _leading(worth > 0 for worth in self._worths(rest, tier))
         past = self._uses(run).past
-        return _leading(
-            known is not None and known.uses >= _REUSED for known in map(past, run.chunks)
+        return least + _leading(
+            known is not None and known.uses >= _REUSED for known in map(past, rest.chunks)
         )
 
     def _worths(self, run: Run, tier: str) -> list[float]:

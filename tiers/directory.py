@@ -273,16 +273,17 @@ class Directory:
 
 def runs_of(chunks: Iterable[Chunk], chunk_bytes: int) -> list[Run]:
     """Group chunks into runs: neighbours of one prefix, head first, per group."""
-    runs: list[Run] = []
-    current: list[Chunk] = []
+    runs: list[list[Chunk]] = []
+    # By its last chunk, each run that may go on.
+    ends: dict[bytes, list[Chunk]] = {}
     for chunk in sorted(chunks, key=lambda c: (c.group, c.position)):
-        if current and not _follows(current[-1], chunk):
-            runs.append(_run(current, chunk_bytes))
-            current = []
-        current.append(chunk)
-    if current:
-        runs.append(_run(current, chunk_bytes))
-    return runs
+        run = ends.pop(chunk.parent, None) if chunk.parent is not None else None
+        if run is None or not _follows(run[-1], chunk):
+            run = []
+            runs.append(run)
+        run.append(chunk)
+        ends[chunk.key] = run
+    return [_run(run, chunk_bytes) for run in runs]
 
 
 def _follows(before: Chunk, after: Chunk) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import islice
 
 from kvtiers.policies import ChunkId
@@ -25,10 +25,11 @@ _SCAN_COST = 20.0
 _RESCAN_UNSEEN_SECONDS = 5.0
 # Where no bound is to be kept, it is only for not remembering for ever what is gone.
 _RESCAN_UNBOUNDED_SECONDS = 600.0
-# Demote also what comes after the chunks to evict now, so that next time they
-# can go at once. Otherwise hotter chunks would be dropped while colder ones wait
-# for their copy.
-_DEMOTE_AHEAD = 2
+# Where victims are demoted, the coldest share of the arena, up to so many chunks, is copied
+# down ahead of need: a prompt needs many slots at once, and a copy takes its time.
+_AHEAD_SHARE, _MOST_AHEAD = 1 / 4, 1024
+# They are looked through again when that part of them has gone.
+_LOOK_SHARE = 1 / 4
 # What is evicted in one step of the engine: in a few milliseconds.
 _REMOVED_AT_ONCE = 512
 # Hints, per op that came back.
@@ -43,6 +44,10 @@ class Eviction:
         self._spill = spill
         self._queued = queued
         self._demotes = answers(residency.policy, "demote")
+        self._ahead = max(1, min(_MOST_AHEAD, int(residency.cpu.arena.slots * _AHEAD_SHARE)))
+        # Of the coldest, those that the policy was asked about, and slots until the next look.
+        self._judged = frozenset[bytes]()
+        self._look_in = 0
 
     def can_free(self, n: int) -> bool:
         """Whether ``n`` slots are or could be free. Evicts nothing, but cancels queued stores."""
@@ -54,56 +59,73 @@ class Eviction:
     def make_room(self, n: int) -> int:
         """Free up to ``n`` slots. Returns how many of them there are."""
         slots = self._residency.slots
+        if self._demotes:
+            self._demote_ahead(n)
+            if slots.free < n:
+                self._drop(self._coldest(n - slots.free, self._has_its_copy))
         if slots.free < n:
-            short = n - slots.free
-            if self._demotes:
-                self._demote_of(self._coldest(_DEMOTE_AHEAD * short))
-            self._drop_coldest(short)
+            self._drop(self._coldest(n - slots.free))
         if slots.free < n:
+            # Of these, some have left the arena otherwise: only their store kept the slot.
             self._spill.cancel_queued(n - slots.free)
-            self._drop_coldest(n - slots.free)
+            self._drop(self._coldest(max(0, n - slots.free)))
         return min(n, slots.free)
 
-    def _coldest(self, n: int) -> list[Chunk]:
+    def _coldest(self, n: int, wanted: Callable[[Chunk], bool] = lambda _: True) -> list[Chunk]:
         """Up to ``n`` chunks that nobody uses, in the policy's order.
 
-        Those that requests in the queue wait for come after all others.
+        Those that requests in the queue wait for come after all others. Of what is wanted
+        besides, only those are looked through that are copied down ahead.
         """
-        chunks: list[Chunk] = []
         victims = self._residency.policy.victims(CPU, n * self._residency.chunk_bytes)
-        for key in self._queued.last(victims):
-            chunk = self._residency.get(key)
-            if chunk is not None and self._evictable(chunk):
-                chunks.append(chunk)
-                if len(chunks) >= n:
-                    break
-        return chunks
+        found = map(self._residency.get, self._queued.last(victims))
+        free = (chunk for chunk in found if chunk is not None and self._evictable(chunk))
+        return list(islice(filter(wanted, islice(free, n + self._ahead)), n))
 
     def _evictable(self, chunk: Chunk) -> bool:
         return chunk.state is State.READY and not self._residency.slots.is_pinned(chunk.slot)
 
-    def _drop_coldest(self, n: int) -> None:
-        victims = self._coldest(n)
+    def _has_its_copy(self, chunk: Chunk) -> bool:
+        """Whether dropping it loses nothing that the policy would rather keep."""
+        return bool(chunk.where) or (chunk.key in self._judged and not self._awaited(chunk))
+
+    def _drop(self, victims: Sequence[Chunk]) -> None:
         self._residency.counts[CPU]["evictions"] += len(victims)
         self._residency.drop(victims)
+
+    def _demote_ahead(self, n: int) -> None:
+        """Have the coldest chunks copied down before their slots are needed.
+
+        A copy pins its chunk, and until one begins the chunk can be read as well. What has
+        none when its slot is needed goes after those that have theirs.
+
+        Args:
+            n: slots that are needed now.
+
+        """
+        self._look_in -= n
+        short = n + self._ahead - self._residency.slots.free
+        if short <= 0 or self._look_in > 0:
+            return
+        self._look_in = int(self._ahead * _LOOK_SHARE)
+        coldest = self._coldest(short)
+        self._demote_of([chunk for chunk in coldest if chunk.key not in self._judged])
+        self._judged = frozenset(chunk.key for chunk in coldest)
 
     def _demote_of(self, candidates: Sequence[Chunk]) -> None:
         """Start copying down what only the arena has, if the policy wants it kept.
 
-        The copy's pin keeps the chunk for now; others are dropped in its place.
+        What it wants is wanted with all that comes before it: behind a hole in a prefix
+        nothing serves anybody.
         """
-        by_tier: dict[str, list[Chunk]] = {}
-        for chunk in candidates:
-            target = self._demotion_target(chunk)
-            if target is not None:
-                chosen = by_tier.setdefault(target.name, [])
-                if len(chosen) < target.store_room():
-                    chosen.append(chunk)
-        for name, chunks in by_tier.items():
-            tier = self._residency.named(name)
-            for run in runs_of(chunks, self._residency.chunk_bytes):
-                assert tier is not None
-                tier.counts["refused"] += len(run) - self._spill.offer(tier, run)
+        for run in runs_of(candidates, self._residency.chunk_bytes):
+            for n in range(len(run), 0, -1):
+                chunk = self._residency.get(run.chunks[n - 1])
+                target = self._demotion_target(chunk) if chunk is not None else None
+                if target is not None:
+                    admitted = self._spill.offer(target, run.head(n))
+                    target.counts["refused"] += n - admitted
+                    break
 
     def _demotion_target(self, chunk: Chunk) -> LowerTier | None:
         name = None if chunk.where else self._residency.policy.demote(chunk.key, CPU)

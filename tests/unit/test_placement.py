@@ -133,10 +133,10 @@ def test_write_through_as_ever_spares_nothing() -> None:
 
 def test_demotion_writes_what_the_arena_evicts_and_nothing_before() -> None:
     stack = stack_of(8, DEMOTE)
-    for name in "abcd":
+    for name in "abc":
         ask(stack, name, prefix(name, 2))
     assert on_disk(stack) == set()
-    for name in "efghij":
+    for name in "defghij":
         ask(stack, name, prefix(name, 2))
     assert set(prefix("a", 2).chunks) <= on_disk(stack)
     assert not on_disk(stack) & set(prefix("j", 2).chunks)
@@ -231,6 +231,19 @@ def test_a_chunk_goes_where_it_is_worth_most_or_nowhere() -> None:
     assert target(0.5, 1.5, 0.9) == "far"
     assert target(0.5, 1.5, 2.0) is None, "both are slower than computing"
     assert target(0.0, 0.1, 0.1) is None, "nobody will ask for it"
+
+
+def test_what_comes_before_a_demoted_chunk_goes_where_that_went() -> None:
+    policy, run = policy_with(0.9, two_tiers(0.1, 0.5)), prefix("p", 4)
+    tail = Run(run.chunks[2:], 2, CHUNK, parent=run.chunks[1])
+    assert policy.admit(tail, "near") == 2
+    policy.inner.odds = 0.0  # type: ignore[attr-defined]
+    assert policy.demote(run.chunks[0], "cpu") is None, "what follows it was not told of yet"
+    assert policy.demote(run.chunks[1], "cpu") == "near"
+    assert policy.admit(run, "near") == 2, "nothing behind it"
+    assert policy.admit(run, "far") == 0
+    policy.on_remove(run.chunks[:2], "cpu")
+    assert policy.demote(run.chunks[1], "cpu") is None, "it is gone"
 
 
 def test_a_write_to_a_tier_that_is_busy_serving_has_to_pay() -> None:
