@@ -11,6 +11,7 @@ See docs/policies/prefix-reuse.md.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
@@ -27,6 +28,8 @@ from kvtiers.policies.reuse_watch import Watches
 
 # Watches and sessions: at least, at most, and one a chunk in between.
 _FEWEST, _MOST = 8, 65_536
+# Requests that ended last, of which chunks may come in still.
+_LATE = 16
 # Nodes that follow one, from which on what they follow counts as shared.
 _BRANCHES = 3
 # Of their age, that chunks which a scan finds may differ by and share a mark.
@@ -65,6 +68,8 @@ class PrefixReusePolicy(Policy):
         self._ranks = {name: Ranks(nodes, self._marks) for name, nodes in self._nodes.items()}
         self._capacity = {tier.name: tier.capacity for tier in self.tiers}
         self._active: dict[str, _Active] = {}
+        # Of a short answer the last chunks may come in after it.
+        self._ended: deque[_Active] = deque()
         # What a scan found last in each tier has this mark.
         self._found = {tier.name: UNKNOWN for tier in self.tiers}
         # Calls that changed a node or a mark.
@@ -121,7 +126,9 @@ class PrefixReusePolicy(Policy):
         if session.mark == active.mark and session.tails:
             self._sessions.end_turn(session, now, turn)
             self._watches.begin(session.tails[0], use, now)
-        self._marks.hold(active.mark, -1)
+        self._ended.append(active)
+        if len(self._ended) > _LATE:
+            self._marks.hold(self._ended.popleft().mark, -1)
         self._forget_sessions()
 
     def on_insert(self, run: Run, tier: str) -> None:
@@ -283,7 +290,7 @@ class PrefixReusePolicy(Policy):
             node = nodes.node_behind(chunk, parent)
             if node != NO_NODE:
                 return self._held(nodes.mark_of(node)), nodes.owner_of(node)
-        for active in reversed(self._active.values()):
+        for active in self._latest():
             if _has(active.request, run, i):
                 return self._held(active.mark), active.session.number
         for nodes in self._nodes.values() if parent not in (None, NOTHING) else ():
@@ -294,8 +301,12 @@ class PrefixReusePolicy(Policy):
 
     def _asked(self, run: Run, i: int) -> int:
         """The mark of the request that asks for chunk ``i`` of a run."""
-        asking = (a.mark for a in reversed(self._active.values()) if _has(a.request, run, i))
+        asking = (a.mark for a in self._latest() if _has(a.request, run, i))
         return next(asking, UNKNOWN)
+
+    def _latest(self) -> Iterator[_Active]:
+        """Requests under way, and those that have just ended, the last ones first."""
+        return chain(reversed(self._active.values()), reversed(self._ended))
 
     def _mark_found(self, tier: str, age: float) -> int:
         """That of the last chunk found, if both were last used at about the same time."""

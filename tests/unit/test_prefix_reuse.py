@@ -98,6 +98,31 @@ def test_prompts_that_return_are_kept_before_those_that_never_do(kinds: tuple[Ki
     assert lru == 0.0
 
 
+class ToldLate(PrefixReusePolicy):
+    """Hears of what came in when its request has ended, as of a short answer."""
+
+    def setup(self) -> None:
+        super().setup()
+        self._late: list[tuple[Run, str]] = []
+
+    def on_insert(self, run: Run, tier: str) -> None:
+        self._late.append((run, tier))
+
+    def on_finish(self, request: PolicyRequest) -> None:
+        super().on_finish(request)
+        while self._late:
+            super().on_insert(*self._late.pop(0))
+
+
+@pytest.mark.parametrize("kinds", [BY_LENGTH, BY_REASON])
+def test_what_comes_in_after_its_request_has_ended_is_known_as_well(
+    kinds: tuple[Kind, Kind],
+) -> None:
+    _, in_time = after_returning_and_single_prompts(PrefixReusePolicy, kinds)
+    _, late = after_returning_and_single_prompts(ToldLate, kinds)
+    assert late == pytest.approx(in_time, abs=0.05)
+
+
 def test_what_is_worth_less_than_what_is_there_is_not_taken() -> None:
     tier, _ = after_returning_and_single_prompts(PrefixReusePolicy, BY_LENGTH)
     admitted = []
