@@ -21,7 +21,7 @@ from kvtiers.policies.base import ChunkId, Policy, PolicyRequest, Run
 from kvtiers.policies.reuse_classes import ANY, Turn, UseClass, left, own, shared
 from kvtiers.policies.reuse_hazard import HazardLearner
 from kvtiers.policies.reuse_marks import UNKNOWN, Marks
-from kvtiers.policies.reuse_nodes import NO_NODE, NOTHING, Nodes, before
+from kvtiers.policies.reuse_nodes import NO_NODE, NOTHING, Nodes
 from kvtiers.policies.reuse_ranks import Ranks
 from kvtiers.policies.reuse_sessions import Session, Sessions
 from kvtiers.policies.reuse_watch import Watches
@@ -85,7 +85,10 @@ class PrefixReusePolicy(Policy):
             return
         now, chunks = self.clock(), prompt.chunks
         again = self._watches.used(chunks, now)
-        known = max(nodes.leading(chunks, before(prompt)) for nodes in self._nodes.values())
+        known = max(
+            nodes.leading(chunks, NOTHING if request.prompt_tokens else None)
+            for nodes in self._nodes.values()
+        )
         if again:
             known = max(known, chunks.index(again[-1]) + 1)
         session = self._session_of(request, prompt, again, known)
@@ -107,8 +110,9 @@ class PrefixReusePolicy(Policy):
         """Mark the run as used, in every tier that has some of it."""
         self._news += 1
         now, active = self.clock(), self._active.get(request.request_id)
+        before = self._before(run)
         for nodes in self._nodes.values():
-            for node in nodes.cover(run.chunks, before(run)):
+            for node in nodes.cover(run.chunks, before):
                 nodes.count_use(node)
                 self._use(nodes, node, active, now)
 
@@ -136,12 +140,13 @@ class PrefixReusePolicy(Policy):
         self._news += 1
         nodes, chunks = self._nodes[tier], run.chunks
         self._learn_limits(run)
-        for begin, end in nodes.absent(chunks, before(run)):
-            parent = chunks[begin - 1] if begin else before(run)
+        before = self._before(run)
+        for begin, end in nodes.absent(chunks, before):
+            parent = chunks[begin - 1] if begin else before
             mark, owner = self._mark_for(run, begin, parent)
             nodes.add(chunks[begin:end], parent, mark, owner)
             self._marks.hold(mark, -1)
-        nodes.learn_parents(chunks, before(run))
+        nodes.learn_parents(chunks, before)
         self._ranks[tier].changes += 1
 
     def on_found(self, run: Run, tier: str, age: float) -> None:
@@ -174,13 +179,14 @@ class PrefixReusePolicy(Policy):
         capacity, nodes = self._capacity[tier], self._nodes[tier]
         if capacity is None or not len(run):
             return len(run)
-        missing = sum(end - begin for begin, end in nodes.absent(run.chunks, before(run)))
+        before = self._before(run)
+        missing = sum(end - begin for begin, end in nodes.absent(run.chunks, before))
         wanted = missing - max(0, capacity // run.chunk_bytes - nodes.held)
         now = self.clock()
         if wanted <= 0:
             self._ranks[tier].keep_up(now)
             return len(run)
-        mark, _ = self._mark_for(run, 0, before(run))
+        mark, _ = self._mark_for(run, 0, before)
         ranked = self._ranks[tier].ascending(now, self._news, (mark,))
         (worth,) = self._marks.worth_of_few((mark,), now)
         self._marks.hold(mark, -1)
@@ -195,7 +201,7 @@ class PrefixReusePolicy(Policy):
         """By the hazard of what each chunk was last used for, or is asked for now."""
         held: list[int | None] = [None] * len(run)
         for nodes in self._nodes.values():
-            for begin, end, mark in nodes.marks_of(run.chunks, before(run)):
+            for begin, end, mark in nodes.marks_of(run.chunks, self._before(run)):
                 held[begin:end] = [mark] * (end - begin)
         marks = [self._asked(run, i) if mark is None else mark for i, mark in enumerate(held)]
         distinct = sorted(set(marks))
@@ -204,6 +210,21 @@ class PrefixReusePolicy(Policy):
         return [known[mark] for mark in marks]
 
     # Parts ------------------------------------------------------------------
+
+    def _before(self, run: Run) -> ChunkId | None:
+        """What a run follows: a chunk, ``NOTHING``, or None if it is unknown.
+
+        Drivers say that a run begins at 0 if they do not know where, so it begins a prompt
+        only where a request says so of which the prompt is known, or did.
+        """
+        if run.parent is not None or run.start or not len(run):
+            return run.parent
+        if any(nodes.begins_prompt(run.chunks[0]) for nodes in self._nodes.values()):
+            return NOTHING
+        for active in reversed(self._active.values()):
+            if active.request.prompt_tokens and _has(active.request, run, 0):
+                return NOTHING
+        return None
 
     def _session_of(
         self, request: PolicyRequest, prompt: Run, again: Sequence[ChunkId], known: int

@@ -19,7 +19,7 @@ from typing import Final
 
 import numpy as np
 import numpy.typing as npt
-from kvtiers.policies.base import ChunkId, Run
+from kvtiers.policies.base import ChunkId
 from kvtiers.policies.columns import Objects, Table
 from kvtiers.policies.run_index import RunIndex
 from kvtiers.policies.sharded import ShardedDict
@@ -27,11 +27,6 @@ from kvtiers.policies.sharded import ShardedDict
 NO_NODE = -1
 NOTHING: Final = object()
 """What is before the first chunk of a prompt."""
-
-
-def before(run: Run) -> ChunkId | None:
-    """What a run follows: a chunk, ``NOTHING``, or None if it is unknown."""
-    return NOTHING if run.parent is None and not run.start else run.parent
 
 
 class Nodes:
@@ -91,6 +86,11 @@ class Nodes:
         chunks = self._chunks[node]
         assert chunks is not None
         return chunks[self._size[node] - 1]
+
+    def begins_prompt(self, chunk: ChunkId) -> bool:
+        """Whether ``chunk`` is there, and known to be the first of a prompt."""
+        node = self._index.at_end(chunk)
+        return node is not None and self._above[node] is NOTHING and self._first(node) == chunk
 
     def parent_of(self, node: int) -> int:
         """The node before this one, ``NO_NODE`` if there is none here."""
@@ -173,7 +173,7 @@ class Nodes:
 
         Args:
             chunks: neighbours, head first.
-            parent: the chunk before them, ``NOTHING`` or None as ``before`` says.
+            parent: the chunk before them, ``NOTHING`` if there is none, None if unknown.
             mark: for their node.
             owner: the session they were made for.
 

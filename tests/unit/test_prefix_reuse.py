@@ -218,3 +218,15 @@ def test_an_agent_does_not_leave_behind_what_its_session_needs() -> None:
     tier.serve(1.0, range(20), "one")
     tier.serve(2.0, range(200, 210), "one", agent="helper")
     assert list(tier.policy.victims("cpu", 10))[:10] == list(range(109, 99, -1))
+
+
+def test_chunks_are_named_once_though_nobody_knows_where_they_begin() -> None:
+    """As where LMCache stores what it has not seen in a prompt: all runs begin at 0."""
+    tier = Tier(PrefixReusePolicy, 40)
+    for chunks in ((1, 2, 3), (2, 3, 4), (0, 1), (3, 4, 5), (9,), (8, 9)):
+        request = PolicyRequest("portion", (Run(chunks),))
+        tier.policy.on_request(request)
+        assert tier.policy.admit(Run(chunks), "cpu") == len(chunks)
+        tier.policy.on_insert(Run(chunks), "cpu")
+        tier.policy.on_finish(request)
+    assert sorted(tier.policy.victims("cpu", 40)) == [0, 1, 2, 3, 4, 5, 8, 9]

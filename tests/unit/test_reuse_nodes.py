@@ -5,11 +5,11 @@ from collections.abc import Iterator
 from itertools import pairwise
 
 import numpy as np
-from kvtiers.policies import ChunkId, Run
+from kvtiers.policies import ChunkId
 from kvtiers.policies.reuse_classes import OWN, Turn, own
 from kvtiers.policies.reuse_hazard import HazardLearner
 from kvtiers.policies.reuse_marks import Marks
-from kvtiers.policies.reuse_nodes import NO_NODE, NOTHING, Nodes, before
+from kvtiers.policies.reuse_nodes import NO_NODE, NOTHING, Nodes
 from kvtiers.policies.reuse_ranks import Ranks
 
 Path = tuple[int, ...]
@@ -45,8 +45,8 @@ class Pair:
     def add(self, path: Path, begin: int, mark: int, parent_known: bool) -> None:
         """What is missing of a path from ``begin`` on."""
         run = path[begin:]
-        parent = path[begin - 1] if begin and parent_known else None
-        above = before(Run(run, begin, parent=parent))
+        parent = path[begin - 1] if begin else NOTHING
+        above = parent if parent_known else None
         for start, end in self.nodes.absent(run, above):
             self.nodes.add(run[start:end], run[start - 1] if start else above, mark, 0)
         self.nodes.learn_parents(run, above)
