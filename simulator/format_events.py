@@ -28,6 +28,10 @@ from kvtiers.simulator.trace import TraceRequest
 
 _GPU = (None, "GPU")
 _STORED = "BlockStored"
+# What hashes of blocks may be.
+_NAMES = (int, str, bytes)
+# Seconds since the epoch that no clock shows; tokens that no block has.
+_LATEST, _MOST_TOKENS = 1e15, 1 << 20
 # Of an event that is an array, behind its type.
 _FIELDS = ("block_hashes", "parent_block_hash", "token_ids", "block_size", "lora_id", "medium")
 # After which a stretch is a request of its own.
@@ -90,8 +94,10 @@ def _from_msgpack(path: str) -> Iterator[Any]:
                 if end < os.path.getsize(path):
                     raise TraceError(f"{path}, row {row}: it ends within a message.") from None
                 return
-            except ValueError as error:
-                raise TraceError(f"{path}, row {row}: it is no msgpack: {error}.") from None
+            except (ValueError, TypeError) as error:
+                # TypeError: a list as the key of a map.
+                told = str(error) or type(error).__name__
+                raise TraceError(f"{path}, row {row}: it is no msgpack: {told}.") from None
             yield batch
             row, end = row + 1, unpacker.tell()
 
@@ -138,7 +144,7 @@ class _Reading:
             batch = [batch.get("ts"), batch.get("events")]
         if not isinstance(batch, list) or len(batch) < 2 or not isinstance(batch[1], list):
             raise self._damaged("a batch must have a time 'ts' and a list of 'events'")
-        if not isinstance(batch[0], int | float):
+        if not isinstance(batch[0], int | float) or not abs(batch[0]) <= _LATEST:
             raise self._damaged(f"the time of a batch must be in seconds, not {batch[0]!r:.60}")
         for event in batch[1]:
             self._event(float(batch[0]), self._named(event))
@@ -169,8 +175,14 @@ class _Reading:
         if event.get("group_idx") not in (None, 0):
             return
         hashes, tokens = event.get("block_hashes"), event.get("block_size")
-        if not isinstance(hashes, list) or not hashes or not isinstance(tokens, int):
-            raise self._damaged(f"{_STORED} must have block_hashes and a block_size")
+        if not isinstance(hashes, list) or not hashes:
+            raise self._damaged(f"{_STORED} must have block_hashes, a list")
+        if type(tokens) is not int or not 0 < tokens <= _MOST_TOKENS:
+            raise self._damaged(f"block_size must be the tokens of a block, not {tokens!r:.60}")
+        parent = event.get("parent_block_hash")
+        for each in hashes if parent is None else (parent, *hashes):
+            if not isinstance(each, _NAMES):
+                raise self._damaged(f"a block's hash must be a number or bytes, not {each!r:.60}")
         if self.block_tokens and tokens != self.block_tokens:
             raise self._damaged(f"blocks of {tokens} tokens, and of {self.block_tokens} before it")
         self.block_tokens = tokens

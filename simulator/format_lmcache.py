@@ -60,14 +60,14 @@ def _rows(path: str, tokens: int) -> Iterator[Row]:
                 f"{path}, row {line.row}: {len(hashes)} hashes are fewer than full chunks of "
                 f"{tokens} tokens in {length}."
             )
+        model = line.name("model_name")
         request = TraceRequest(
             row=line.row,
             arrival=line.number("timestamp"),
             input_tokens=length,
-            hints={"model": line.value.get("model_name", "")},
+            hints={"model": model},
         )
         # Equal hashes of two models are not the same chunk.
-        model = line.value.get("model_name", "")
         yield Row(request, [(model, each) for each in hashes[: length // tokens]])
 
 

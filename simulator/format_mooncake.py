@@ -72,7 +72,7 @@ def _rows(path: str, tokens: int) -> Iterator[Row]:
             arrival=line.number("timestamp") / (1 if chats else 1000),
             input_tokens=length,
             output_tokens=int(line.number("output_length", 0)),
-            session=sessions.session(line.value) if chats else "",
+            session=sessions.session(line) if chats else "",
             turn=_turn(line.value) if chats else None,
             hints={"type": line.value["type"]} if "type" in line.value else {},
         )
@@ -92,10 +92,10 @@ class _Sessions:
     """Which conversation a request belongs to, by the request before it."""
 
     def __init__(self) -> None:
-        self._roots: dict[Any, Any] = {}
+        self._roots: dict[str | int, str | int] = {}
 
-    def session(self, value: dict[str, Any]) -> str:
-        chat, parent = value["chat_id"], value.get("parent_chat_id", _NO_PARENT)
-        root = chat if parent in (_NO_PARENT, None) else self._roots.get(parent, parent)
+    def session(self, line: Line) -> str:
+        chat, parent = line.name("chat_id"), line.name("parent_chat_id")
+        root = chat if parent in (_NO_PARENT, "") else self._roots.get(parent, parent)
         self._roots[chat] = root
         return str(root)

@@ -60,7 +60,8 @@ def find(place: str) -> Path:
     if place and os.sep not in place:
         tried += [folder / f"{place}{ending}" for ending in ("", *_ENDINGS)]
     for path in tried:
-        if path.exists() or is_recording(path):
+        # Where ``Path.exists`` raises for a name that no file can have, this says no.
+        if os.path.exists(path) or is_recording(path):
             return path
     known, beside = _traces_in(folder), _traces_in(Path(place).parent)
     written = dict(zip(known, known, strict=True)) | {

@@ -9,6 +9,9 @@ from typing import Any
 
 from kvtiers.simulator.errors import TraceError
 
+# No time or length is larger.
+_MOST = 1e18
+
 
 @dataclass(frozen=True, slots=True)
 class Line:
@@ -26,13 +29,22 @@ class Line:
     value: dict[str, Any]
 
     def number(self, key: str, default: float | None = None) -> float:
-        """A finite number of at least 0; ``default`` where there is none."""
+        """A number of at least 0 that a float can hold; ``default`` where there is none."""
         value = self.value.get(key, default)
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise self.wrong(key, "a number", value)
-        if not 0 <= value < float("inf"):
-            raise self.wrong(key, "a number of at least 0", value)
+        if not 0 <= value <= _MOST:
+            raise self.wrong(key, f"a number from 0 to {_MOST:g}", value)
         return value
+
+    def name(self, key: str, default: str = "") -> str | int:
+        """A text or a whole number; ``default`` where there is none."""
+        value = self.value.get(key)
+        if value is None:
+            return default
+        if isinstance(value, str | int):
+            return value
+        raise self.wrong(key, "a text or a whole number", value)
 
     def listed(self, key: str, kind: type | tuple[type, ...]) -> list[Any]:
         """A list of nothing but ``kind``."""
@@ -71,7 +83,7 @@ def read_values(path: str) -> Iterator[Any]:
         for row, text in enumerate(filter(str.strip, file)):
             try:
                 yield json.loads(text)
-            except ValueError as error:
+            except (ValueError, RecursionError) as error:
                 raise TraceError(f"{path}, row {row}: it is no JSON: {error}.") from None
 
 
@@ -87,7 +99,7 @@ def begins_with_key(head: bytes, key: str) -> bool:
     line, newline, _ = text.partition("\n")
     try:
         value = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         # A line longer than the beginning: what keys it has can still be seen.
         return not newline and text.startswith("{") and f'"{key}"' in text
     return isinstance(value, dict) and key in value

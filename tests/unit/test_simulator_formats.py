@@ -213,7 +213,7 @@ def test_events_as_vllm_encodes_them_are_read(tmp_path: Path) -> None:
     ("lines", "told"),
     [
         ([mooncake([0], 512), "text"], r"row 1: it must be a JSON object"),
-        ([mooncake([0], 512), mooncake([0], -1)], r"row 1: 'input_length' must be a number of at"),
+        ([mooncake([0], 512), mooncake([0], -1)], r"row 1: 'input_length' must be a number from 0"),
         ([mooncake([0], 512), mooncake([0.5], 512)], r"row 1: 'hash_ids' must be a list of ids"),
         ([mooncake([0], 512), {"hash_ids": [0]}], r"row 1: 'input_length' .* it is missing"),
         ([mooncake([0], 512)] * 201 + [mooncake([0], 1024)], r"row 201: 1 blocks .* are fewer"),
