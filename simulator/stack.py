@@ -15,6 +15,8 @@ from kvtiers.tiers.units import Size, read_size
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 GPU, CPU = "gpu", "cpu"
+# More can only be a slip of the pen, and each takes memory.
+_MOST_REPLICAS, _MOST_THREADS = 1024, 1024
 
 
 def _bandwidth(value: object) -> object:
@@ -31,7 +33,8 @@ def _capacity(value: object) -> object:
     return value if isinstance(value, Capacity) else Capacity.parse(str(value))
 
 
-Bandwidth = Annotated[float, BeforeValidator(_bandwidth), Field(gt=0)]
+Seconds = Annotated[float, Field(allow_inf_nan=False)]
+Bandwidth = Annotated[float, BeforeValidator(_bandwidth), Field(gt=0, allow_inf_nan=False)]
 
 
 class TierModel(BaseModel):
@@ -53,12 +56,12 @@ class TierModel(BaseModel):
 
     name: str
     capacity: Annotated[Capacity, BeforeValidator(_capacity)]
-    latency: float = Field(default=0.0, ge=0)
+    latency: Seconds = Field(default=0.0, ge=0)
     read: Bandwidth = 25e9
     write: Bandwidth = 25e9
-    threads: int = Field(default=4, ge=1)
+    threads: int = Field(default=4, ge=1, le=_MOST_THREADS)
     shared: bool = False
-    deadline: float = Field(default=5.0, gt=0)
+    deadline: Seconds = Field(default=5.0, gt=0)
 
 
 class StackModel(BaseModel):
@@ -77,8 +80,8 @@ class StackModel(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     tiers: tuple[TierModel, ...] = Field(min_length=1)
-    prefill: float = Field(default=10_000.0, gt=0)
-    replicas: int = Field(default=1, ge=1)
+    prefill: float = Field(default=10_000.0, gt=0, allow_inf_nan=False)
+    replicas: int = Field(default=1, ge=1, le=_MOST_REPLICAS)
     chunk_bytes: Size | None = None
     admission: Admission = "all"
     write: WriteWhen = "through"
@@ -122,7 +125,8 @@ def read_stack(path: str | os.PathLike[str]) -> StackModel:
             value = yaml.safe_load(file)
     except OSError as error:
         raise SimulatorError(f"{path}: it can't be read: {error.strerror}") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        # ValueError: text that is no UTF-8, or a date that there is none of.
         raise SimulatorError(f"{path}: it is no YAML: {' '.join(str(error).split())}") from None
     if not isinstance(value, dict):
         raise SimulatorError(f"{path}: it must be a mapping with the key 'tiers'.")
@@ -140,6 +144,11 @@ def _first_problem(error: ValidationError) -> str:
     if first["type"] == "extra_forbidden":
         model = TierModel if "tiers" in first["loc"] else StackModel
         known = model.model_fields
+        if "type" in first["loc"]:
+            return (
+                f"'{place}' belongs to an engine's configuration, and --tiers takes models of "
+                f"tiers, with sizes and speeds: {', '.join(known)}. See docs/simulate.md."
+            )
         close = did_you_mean(str(first["loc"][-1]), known)
         return f"'{place}' is no key of it.{close} Known there: {', '.join(known)}."
     said = str(first["msg"]).removeprefix("Value error, ").rstrip(".")

@@ -164,7 +164,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = _Parser(prog="kvtiers", description="A KV cache in tiers for vLLM.")
     version = importlib.metadata.version("kvtiers")
-    parser.add_argument("--version", action="version", version=f"kvtiers {version}")
+    told = f"kvtiers {version}"
+    parser.add_argument("--version", action="version", version=told)
     commands = parser.add_subparsers(metavar="COMMAND", required=True, parser_class=_Parser)
     for name, command in _COMMANDS.items():
         added = commands.add_parser(
@@ -173,6 +174,8 @@ def _parser() -> argparse.ArgumentParser:
             description=command.description,
             allow_abbrev=False,  # the beginning of an option is a slip, which is to be told
         )
+        # For who asks here; the program's help names it.
+        added.add_argument("--version", action="version", version=told, help=argparse.SUPPRESS)
         command.module.add_arguments(added)
         added.set_defaults(run=command.module.run, parser=added)
     parser.commands = list(_COMMANDS)

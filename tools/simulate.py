@@ -229,8 +229,8 @@ def _show(results: Sequence[grid.Result], arguments: argparse.Namespace) -> None
         console = Console()
         if not console.is_terminal:
             console = Console(width=_WIDTH)
-        for table in report.tables(results):
-            console.print(table)
+        for i, table in enumerate(report.tables(results)):
+            console.print(*([""] if i else []), table, sep="\n")
     if arguments.json and arguments.json != _STDOUT:
         with open(arguments.json, "w") as file:
             file.write(report.as_json(results))

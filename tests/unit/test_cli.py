@@ -184,6 +184,13 @@ def test_the_installed_command_tells_its_version():
     assert out.stdout.startswith("kvtiers ")
 
 
+@pytest.mark.parametrize("command", ["simulate", "record", "heat", "config"])
+def test_each_command_tells_the_version_too(capsys, command):
+    with pytest.raises(SystemExit) as raised:
+        cli.main([command, "--version"])
+    assert (raised.value.code, capsys.readouterr().out[:8]) == (0, "kvtiers ")
+
+
 # kvtiers demo ---------------------------------------------------------------
 
 

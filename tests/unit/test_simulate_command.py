@@ -129,6 +129,16 @@ def test_the_table_shows_each_capacity_and_policy(trace: Path, capsys) -> None:
     assert [word for word in ("6 (50 %)", "lru", "min", "100.0 %") if word not in shown] == []
 
 
+def test_what_was_saved_is_not_rounded_away_and_fits_a_terminal(
+    trace: Path, capsys, monkeypatch
+) -> None:
+    monkeypatch.setattr("kvtiers.tools.simulate._WIDTH", 80)
+    words = ("--policies", "attention-heat,prefix-reuse", "--capacity", "12")
+    assert simulate(trace, *words, "--chunk-bytes", "2MiB") == 0
+    shown = capsys.readouterr().out
+    assert ("…" in shown, shown.count(" 8,192 "), shown.count(" 24.0 MiB ")) == (False, 2, 2)
+
+
 def test_more_room_than_a_trace_can_fill_is_shown_as_a_number(trace: Path, capsys) -> None:
     assert simulate(trace, "--policies", "lru", "--capacity", "1200") == 0
     assert "1,200 (10,000 %)" in capsys.readouterr().out

@@ -259,7 +259,24 @@ def test_the_command_shows_each_tier(tmp_path: Path, capsys) -> None:
     # All tiers together hold everything.
     assert min_row["token_hit_ratio"] == 0.5
     shown = capsys.readouterr().out
-    assert [word for word in ("cpu", "disk", "first token") if word not in shown] == []
+    assert [word for word in ("cpu", "first token") if word not in shown] == []
+    assert shown.split("disk", 1)[1].splitlines()[0].split()[:2] == ["50.00", "%"]
+
+
+def test_the_figures_of_four_tiers_fit_a_terminal(tmp_path: Path, capsys, monkeypatch) -> None:
+    monkeypatch.setattr("kvtiers.tools.simulate._WIDTH", 80)
+    trace = write_trace(tmp_path, [[0, 1], [5, 6], [0, 1], [5, 6]])
+    stack = write_stack(
+        tmp_path,
+        "chunk_bytes: 1MiB\nreplicas: 2\ntiers:\n"
+        "- {name: gpu, capacity: 100}\n- {name: cpu, capacity: 100}\n"
+        "- {name: ssd, capacity: 8}\n- {name: pool, capacity: 8, shared: true}\n",
+    )
+    words = ["--policies", "attention-heat,prefix-reuse,min", "--tiers", str(stack)]
+    assert cli.main(["simulate", str(trace), *words, "--jobs", "1"]) == 0
+    shown = capsys.readouterr().out
+    assert "…" not in shown
+    assert [name for name in ("gpu", "cpu", "ssd", "pool") if shown.count(name) != 2] == []
 
 
 @pytest.mark.parametrize(
@@ -273,6 +290,7 @@ def test_the_command_shows_each_tier(tmp_path: Path, capsys) -> None:
         ("tiers: [{name: cpu, capacity: 1.5}]", "write chunks (5000)"),
         ("tiers: [{name: cpu, capacity: 5, red: 5GB/s}]", "'tiers.0.red' is no key of it"),
         ("tiers: [{name: cpu, capacity: 5, read: fast}]", "such as 5GB/s"),
+        ("tiers: [{type: cpu, capacity: 5GiB}]", "belongs to an engine's configuration"),
         ("tires: []", "'tires' is no key of it. Did you mean 'tiers'?"),
         ("replicas: 2", "'tiers': Field required"),
         ("- 5", "must be a mapping"),
