@@ -113,7 +113,10 @@ def _option(word: str, part: str, found: type[Policy]) -> tuple[str, Any]:
             f"'{word}': '{part}' is no option of {found.name}."
             f"{did_you_mean(f'{key}=', options)} Options: {', '.join(options) or 'none'}."
         )
-    return key, yaml.safe_load(value)
+    try:
+        return key, yaml.safe_load(value)
+    except (yaml.YAMLError, ValueError, RecursionError):
+        raise SimulatorError(f"'{word}': '{value:.60}' is no value of an option.") from None
 
 
 # Capacities ---------------------------------------------------------------------

@@ -54,7 +54,7 @@ class TierModel(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True)
 
-    name: str
+    name: str = Field(min_length=1)
     capacity: Annotated[Capacity, BeforeValidator(_capacity)]
     latency: Seconds = Field(default=0.0, ge=0)
     read: Bandwidth = 25e9

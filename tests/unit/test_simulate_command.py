@@ -221,6 +221,8 @@ def test_a_policy_is_named_once_and_its_options_are_read() -> None:
         (["--policies", "lur"], "Did you mean 'lru'?"),
         (["--policies", "mni"], "Did you mean 'min'?"),
         (["--policies", "lru:x=1"], "'x=1' is no option of lru"),
+        (["--policies", "attention-heat:hot=[["], "'[[' is no value of an option"),
+        (["--policies", "attention-heat:hot=2020-99-99"], "is no value of an option"),
         (["--policies", ","], "no policy is named"),
         (["--policies", "min:x=1"], "min has no options"),
         (["--capacity", "2GiB"], "--chunk-bytes"),

@@ -295,6 +295,16 @@ def test_the_figures_of_four_tiers_fit_a_terminal(tmp_path: Path, capsys, monkey
         ("replicas: 2", "'tiers': Field required"),
         ("- 5", "must be a mapping"),
         ("{", "it is no YAML"),
+        ("[" * 5000, "it is no YAML"),
+        ("tiers: 2020-99-99", "it is no YAML"),
+        ('tiers: [{name: "", capacity: 5}]', "'tiers.0.name'"),
+        ("tiers: [{name: cpu, capacity: 5, latency: .inf}]", "'tiers.0.latency'"),
+        ("tiers: [{name: cpu, capacity: 5, deadline: .inf}]", "'tiers.0.deadline'"),
+        ("tiers: [{name: cpu, capacity: 5, read: .inf}]", "'tiers.0.read'"),
+        ("tiers: [{name: cpu, capacity: 5, write: 0}]", "'tiers.0.write'"),
+        ("tiers: [{name: cpu, capacity: 5, threads: 10000000}]", "'tiers.0.threads'"),
+        ("replicas: 10000000\ntiers: [{name: cpu, capacity: 5}]", "'replicas'"),
+        ("prefill: .inf\ntiers: [{name: cpu, capacity: 5}]", "'prefill'"),
     ],
 )
 def test_a_stack_that_cannot_be_is_told_with_its_file(tmp_path: Path, text: str, told: str) -> None:
