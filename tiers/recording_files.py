@@ -91,13 +91,15 @@ class PartFiles:
         for part in parts[:-1]:
             if excess <= 0:
                 return
-            with contextlib.suppress(FileNotFoundError):
-                excess -= part.stat().st_size
+            # Another user's may have to stay.
+            with contextlib.suppress(OSError):
+                nbytes = part.stat().st_size
                 part.unlink()
+                excess -= nbytes
 
     def _remove_orphans(self) -> None:
         for path in self._folder.glob(f".*.parquet{_UNFINISHED}"):
-            with contextlib.suppress(FileNotFoundError):
+            with contextlib.suppress(OSError):
                 if time.time() - path.stat().st_mtime > _ORPHAN_SECONDS:
                     path.unlink()
 

@@ -111,9 +111,19 @@ def about(metadata: Mapping[str, str]) -> About:
             if key in About.__dataclass_fields__
         }
         values["tiers"] = tuple(RecordedTier(**tier) for tier in values["tiers"])
-        return About(**values)
-    except (KeyError, TypeError, ValueError) as error:
+        found = About(**values)
+        if (
+            not all(map(_is_possible, found.tiers))
+            or min(found.chunk_tokens, found.chunk_bytes) < 0
+        ):
+            raise ValueError
+    except (KeyError, TypeError, ValueError, RecursionError) as error:
         raise ValueError("its metadata describes no engine that was recorded") from error
+    return found
+
+
+def _is_possible(tier: RecordedTier) -> bool:
+    return isinstance(tier.name, str) and (tier.capacity is None or tier.capacity >= 0)
 
 
 def part_name(recording: str, number: int) -> str:

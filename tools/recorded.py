@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,8 @@ from kvtiers.tiers.recording_format import (
 )
 
 Runs = npt.NDArray[np.int64]
+
+_RUNS = ("run_start", "run_len")
 
 
 @dataclass
@@ -76,14 +79,12 @@ def summarise(parts: Sequence[Path]) -> Summary:
     times, runs = list[float](), list[Runs]()
     sessions, tenants = set[str](), set[str]()
     for path, table in _tables(parts):
-        try:
-            _count(found, table)
-            times += table.column("t_s").to_pylist()
-            runs.append(_runs(table))
-            sessions.update(table.column("session").to_pylist())
-            tenants.update(table.column("tenant").to_pylist())
-        except KeyError as error:
-            raise RecordingError(f"{path}: no recording: it lacks a column ({error}).") from None
+        _check(path, table, [HIT + tier for tier in found.hit_tokens])
+        _count(found, table)
+        times += table.column("t_s").to_pylist()
+        runs.append(_runs(path, table))
+        sessions.update(table.column("session").to_pylist())
+        tenants.update(table.column("tenant").to_pylist())
     found.seconds = max(times) - min(times) if times else 0.0
     found.chunks = covered(np.concatenate(runs)) if runs else 0
     found.sessions, found.tenants = len(sessions - {""}), len(tenants - {""})
@@ -101,12 +102,14 @@ def merge(parts: Sequence[Path], target: Path) -> None:
     unfinished = target.with_name(f".{target.name}.tmp")
     writer = None
     try:
-        with made(os.fspath(unfinished)) as file:
-            for _, table in _tables(parts):
-                writer = writer or parquet.ParquetWriter(file, table.schema, compression="zstd")
+        with made(os.fspath(unfinished)) as file, contextlib.ExitStack() as opened:
+            for path, table in _tables(parts):
+                if writer is None:
+                    writer = parquet.ParquetWriter(file, table.schema, compression="zstd")
+                    opened.enter_context(writer)
+                if not table.schema.equals(writer.schema):
+                    raise RecordingError(f"{path}: its columns are not those of the parts before.")
                 writer.write_table(table)
-            if writer is not None:
-                writer.close()
         os.replace(unfinished, target)
     except BaseException:
         unfinished.unlink(missing_ok=True)
@@ -136,9 +139,36 @@ def _sum(table: Any, name: str) -> int:
     return int(table.column(name).to_numpy().sum(dtype=np.int64))
 
 
-def _runs(table: Any) -> Runs:
-    columns = [table.column(name).combine_chunks() for name in ("run_start", "run_len")]
-    return np.stack([column.flatten().to_numpy().astype(np.int64) for column in columns], axis=1)
+def _runs(path: Path, table: Any) -> Runs:
+    columns = [table.column(name).combine_chunks().flatten() for name in _RUNS]
+    starts, lengths = columns
+    if len(starts) != len(lengths) or starts.null_count or lengths.null_count:
+        raise RecordingError(f"{path}: no recording: run_start and run_len don't fit together.")
+    return np.stack([column.to_numpy().astype(np.int64) for column in columns], axis=1)
+
+
+def _check(path: Path, table: Any, hits: Sequence[str]) -> None:
+    """Whether the columns that figures are made of are there, and hold what they must."""
+    import pyarrow.types as types
+
+    def holds_runs(kind: Any) -> bool:
+        return bool(types.is_list(kind) and types.is_integer(kind.value_type))
+
+    wanted: Mapping[str, Callable[[Any], bool]] = {
+        "t_s": types.is_floating,
+        **dict.fromkeys(("input_len", "output_len", *hits), types.is_integer),
+        **dict.fromkeys(_RUNS, holds_runs),
+        **dict.fromkeys(("session", "tenant"), types.is_string),
+    }
+    for name, fits in wanted.items():
+        if name not in table.column_names:
+            raise RecordingError(f"{path}: no recording: it lacks the column {name}.")
+        column = table.column(name)
+        if not fits(column.type) or column.null_count:
+            raise RecordingError(
+                f"{path}: no recording: its column {name} holds {column.type}"
+                f"{', and nulls' if column.null_count else ''}."
+            )
 
 
 def _about(path: Path, metadata: Mapping[str, str]) -> About:
@@ -157,7 +187,9 @@ def _about(path: Path, metadata: Mapping[str, str]) -> About:
 def _metadata(path: Path) -> Mapping[str, str]:
     schema = _read(path, "read_schema")
     found: Mapping[bytes, bytes] = schema.metadata or {}
-    return {key.decode(): value.decode() for key, value in found.items()}
+    return {
+        key.decode(errors="replace"): value.decode(errors="replace") for key, value in found.items()
+    }
 
 
 def _tables(parts: Sequence[Path]) -> Iterator[tuple[Path, Any]]:
@@ -170,10 +202,15 @@ def _read(path: Path, reader: str) -> Any:
     """What that function of ``pyarrow.parquet`` finds in the file."""
     parquet, errors = _pyarrow(path)
     try:
-        return getattr(parquet, reader)(path)
-    except (errors, OSError) as error:
+        found = getattr(parquet, reader)(path)
+        if reader == "read_table":
+            # Damage that the format's own checks let pass, such as text that is no UTF-8.
+            found.validate(full=True)
+            found.column_names  # noqa: B018 - raises if one is no UTF-8
+    except (errors, OSError, UnicodeDecodeError) as error:
         told = " ".join(str(error).split())
         raise RecordingError(f"{path}: it can't be read as Parquet: {told}") from None
+    return found
 
 
 def _pyarrow(path: Path) -> tuple[Any, type[Exception]]:

@@ -392,3 +392,22 @@ def test_what_was_told_is_written_soon_after_though_nothing_follows(tmp_path, mo
     wait_until(lambda: len(rows_in(tmp_path / "rec")) == 2)
     recorder.close()
     assert len(parts_of(tmp_path / "rec")) == 1
+
+
+def test_what_cant_be_deleted_is_no_reason_to_stop(tmp_path, monkeypatch):
+    """As where users share a folder, and none may delete another's files."""
+    monkeypatch.setattr(recording, "_MOST_ROWS", 2)
+    folder = tmp_path / "rec"
+    # Not even root can unlink a folder.
+    stuck = folder / f"{'1' * 8}T{'1' * 9}Z-{'a' * 8}-000000.parquet"
+    unfinished = folder / ".left.parquet.tmp"
+    for each in (stuck, unfinished):
+        each.mkdir(parents=True)
+        os.utime(each, (0, 0))
+    recorder = Recorder(folder, ENGINE, 1)
+    serve(recorder, *["ab"] * 6)
+    recorder.close()
+    assert not recorder.stopped
+    parts = recordings_in(folder)[recorder.recording]
+    assert len(parts) == 1
+    assert sorted(folder.iterdir()) == sorted([stuck, unfinished, *parts])
