@@ -117,7 +117,15 @@ def _recorded(path: str, table: Any, metadata: Mapping[str, str]) -> Source:
     columns = Columns(path, table.sort_by("req"))
     rows = _run_rows(path, columns, table.num_rows, tokens)
     size = _whole(metadata.get("chunk_bytes", "")) or 0
-    return Source(path, tokens, rows, size, recorded=True, computes_last=True)
+    return Source(
+        path,
+        tokens,
+        rows,
+        size,
+        recorded=True,
+        computes_last=True,
+        recording=metadata.get("recording", ""),
+    )
 
 
 # Runs -------------------------------------------------------------------------

@@ -42,6 +42,7 @@ class Source:
         computes_last: whether the engine computes the last token of every prompt, whatever is
             cached. Then a chunk that ends where the prompt does is never hit by it: it is
             stored like one of the output.
+        recording: which recording it is of, as each has ids of its own; empty if of none.
 
     """
 
@@ -52,6 +53,7 @@ class Source:
     recorded: bool = False
     absolute: bool = False
     computes_last: bool = False
+    recording: str = ""
 
 
 def make_trace(name: str, sources: Sequence[Source], chunk_tokens: int | None) -> Trace:
@@ -76,6 +78,12 @@ def make_trace(name: str, sources: Sequence[Source], chunk_tokens: int | None) -
             raise TraceError(
                 f"{other.path} has blocks of {other.block_tokens} tokens and {first.path} has "
                 f"blocks of {first.block_tokens}: they can't be one stream."
+            )
+        if other.recording != first.recording:
+            raise TraceError(
+                f"{other.path} and {first.path} are not of one recording, and each numbers its "
+                "chunks by itself: as one stream, chunks of equal number would be taken for equal. "
+                "Replay them without --concat, one after the other."
             )
     stream = _Stream(_chunk_tokens(first, chunk_tokens))
     for source in sources:

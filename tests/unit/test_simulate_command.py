@@ -115,6 +115,22 @@ def test_parts_of_one_trace_are_one_stream(tmp_path: Path, trace: Path) -> None:
     assert parts[0]["requests"] == 2
 
 
+def test_two_recordings_are_no_stream_and_parts_of_one_are(tmp_path: Path, capsys) -> None:
+    def record(name: str, recording: str, first: int) -> Path:
+        row = {"req": first, "t_s": float(first), "input_len": 600, "output_len": 1}
+        table = pa.Table.from_pylist([row | {"run_start": [0], "run_len": [1]}])
+        kind = {"kvtiers_trace": "1", "chunk_tokens": "512", "recording": recording}
+        parquet.write_table(table.replace_schema_metadata(kind), tmp_path / name)
+        return tmp_path / name
+
+    monday, more = record("monday.parquet", "a", 0), record("more.parquet", "a", 1)
+    tuesday = record("tuesday.parquet", "b", 0)
+    words = ("--concat", "--policies", "lru", "--capacity", 1)
+    assert simulate(monday, more, *words) == 0
+    assert simulate(monday, tuesday, *words) == 2
+    assert "are not of one recording" in capsys.readouterr().err
+
+
 def test_shares_can_be_taken_of_the_whole_that_a_trace_is_part_of(
     tmp_path: Path, trace: Path
 ) -> None:
