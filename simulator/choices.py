@@ -17,7 +17,8 @@ from kvtiers.tiers.units import read_percent, read_size
 from pydantic import BaseModel, ValidationError
 
 _FRACTION = re.compile(r"\s*\d*\.\d+\s*")
-_WHOLE = re.compile(r"\s*\d[\d_]*\s*")
+# Up to so many digits: nothing has more, and they would be no number for Python.
+_WHOLE = re.compile(r"\s*\d[\d_]{0,17}\s*")
 
 
 def _share(text: str) -> float | None:

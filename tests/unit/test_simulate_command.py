@@ -207,7 +207,9 @@ def test_a_capacity_is_chunks_bytes_or_a_share(text: str, chunks: int) -> None:
     assert Capacity.parse(text).resolve(1000, 1 << 20)[0] == chunks
 
 
-@pytest.mark.parametrize("text", ["", "0", "-1", "1.5", "0%", "200%", "many", "2 chunks"])
+@pytest.mark.parametrize(
+    "text", ["", "0", "-1", "1.5", "0%", "200%", "many", "2 chunks", "9" * 5000]
+)
 def test_other_capacities_are_refused_with_examples(text: str) -> None:
     with pytest.raises(SimulatorError, match=r"capacity '.*': write chunks \(5000\)"):
         Capacity.parse(text)
@@ -220,7 +222,7 @@ def test_the_score_begins_at_a_row_or_a_share(text: str, row: int) -> None:
     assert score_from(text, 100) == row
 
 
-@pytest.mark.parametrize("text", ["100", "-1", "1.0", "100%", "half"])
+@pytest.mark.parametrize("text", ["100", "-1", "1.0", "100%", "half", "9" * 5000])
 def test_a_score_that_counts_nothing_is_refused(text: str) -> None:
     with pytest.raises(SimulatorError, match="a row number below 100"):
         score_from(text, 100)
