@@ -19,6 +19,7 @@ from kvtiers.tools.heat_model import HeatModel
 from kvtiers.tools.model import ModelError, smollm2_path
 from kvtiers.tools.places import printable
 from numpy.typing import NDArray
+from rich import box
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -26,10 +27,11 @@ from rich.text import Text
 if TYPE_CHECKING:
     import torch
 
-_BAR = 16
+_BAR = 8
 _SNIPPET = 44
 # With the width that each must have.
-_COLUMNS = {"chunk": 5, "tokens": 9, "attention": 9, "": 8, "most in": 26, "begins with": 8}
+_LAST = "begins with"
+_COLUMNS = {"chunk": 5, "tokens": 9, "attention": 9, "": _BAR, "most in": 22, _LAST: 8}
 
 
 @dataclass(frozen=True)
@@ -113,7 +115,11 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _measured(arguments: argparse.Namespace) -> HeatMap:
-    text = sys.stdin.read() if arguments.prompt == "-" else Path(arguments.prompt).read_text()
+    try:
+        given = arguments.prompt
+        text = sys.stdin.read() if given == "-" else Path(given).read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise ConfigError([f"{given} is no text in UTF-8: {error}."]) from error
     try:
         model = HeatModel(arguments.model or smollm2_path())
     except ModelError as error:
@@ -190,21 +196,27 @@ def as_json(found: HeatMap) -> dict[str, Any]:
 def table(found: HeatMap) -> Table:
     """The map for people: the mean over all heads, and the head with most."""
     means = found.means()
+    # Narrow, so that the words of a chunk are seen in 80 columns too.
     grid = Table(
         title=found.title,
+        box=box.SIMPLE_HEAD,
+        show_edge=False,
+        pad_edge=False,
+        padding=(0, 1, 0, 0),
         caption="Attention of a query, mean over layers and heads. The first chunk is the sink, "
         "which is always kept; the bar is in proportion to the hottest of the others.",
     )
     for title, width in _COLUMNS.items():
-        grid.add_column(title, no_wrap=True, min_width=width)
+        # The last one gives way: rich narrows what may wrap, which its cells don't.
+        grid.add_column(title, no_wrap=title != _LAST, min_width=width)
     scale = max(float(means[1:].max(initial=0)), 1e-9)
     for chunk, mean in enumerate(means):
         layer, head = np.unravel_index(found.mass[:, :, chunk].argmax(), found.mass.shape[:2])
         most = f"{found.mass[layer, head, chunk]:6.1%} layer {layer} head {head}"
         bar = "" if chunk == 0 else "█" * round(_BAR * float(mean) / scale)
         snippet = printable(" ".join(found.texts[chunk].split())[:_SNIPPET])
-        cells = (str(chunk), found.spans[chunk], f"{mean:9.2%}", bar, most, snippet)
-        grid.add_row(*map(Text, cells))
+        cells = (str(chunk), found.spans[chunk], f"{mean:9.2%}", bar, most)
+        grid.add_row(*map(Text, cells), Text(snippet, no_wrap=True, overflow="ellipsis"))
     return grid
 
 

@@ -87,6 +87,22 @@ def test_the_command_prints_a_row_for_each_chunk(llama, prompt, capsys, monkeypa
     assert "layer" in text
 
 
+def test_in_80_columns_no_column_is_lost(llama, prompt, capsys, monkeypatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    assert cli.main(["heat", str(prompt), "--model", str(llama)]) == 0
+    text = capsys.readouterr().out
+    _, titles, _, first, *_ = text.splitlines()
+    assert titles.split() == ["chunk", "tokens", "attention", "most", "in", "begins", "with"]
+    assert first.split()[:2] == ["0", "0-63"]
+    assert len(titles) <= 80
+
+
+def test_a_prompt_that_is_no_text_is_refused(llama, tmp_path, capsys) -> None:
+    (tmp_path / "prompt").write_bytes(b"w1 w2 \xe2")
+    assert cli.main(["heat", str(tmp_path / "prompt"), "--model", str(llama)]) == 2
+    assert "is no text in UTF-8" in capsys.readouterr().err
+
+
 def test_the_command_prints_json_of_standard_input(llama, prompt, capsys, monkeypatch) -> None:
     monkeypatch.setattr("sys.stdin", io.StringIO(prompt.read_text()))
     assert cli.main(["heat", "-", "--model", str(llama), "--json", "--window", "4"]) == 0
