@@ -36,7 +36,10 @@ def write_parquet(results: Sequence[Result], path: str) -> None:
 
     """
     pa, parquet = need_pyarrow()
-    parquet.write_table(pa.Table.from_pylist([each.as_dict() for each in results]), path)
+    table = pa.Table.from_pylist([each.as_dict() for each in results])
+    # Given the path, pyarrow would delete what lies there if it fails: a pipe or a device, too.
+    with open(path, "wb") as file:
+        parquet.write_table(table, file)
 
 
 def need_pyarrow() -> tuple[Any, Any]:

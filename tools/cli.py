@@ -142,7 +142,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     run: Callable[[argparse.Namespace], int] = arguments.run
     try:
         status = run(arguments)
-        sys.stdout.flush()
+        if sys.stdout is not None:  # as where the shell closed it with `>&-`
+            sys.stdout.flush()
     except ConfigError as error:
         for problem in error.problems:
             print(f"kvtiers: {problem}", file=sys.stderr)

@@ -280,3 +280,27 @@ def test_a_misspelt_option_is_told_the_right_one(trace: Path, capsys) -> None:
     with pytest.raises(SystemExit):
         simulate(trace, "--polices", "lru")
     assert "Did you mean '--policies'?" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("option", ["--json", "--parquet"])
+def test_a_result_that_cant_be_written_leaves_what_is_there(
+    tmp_path: Path, trace: Path, option: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """By a link, so that the device itself is safe from those who are root."""
+    full = tmp_path / "full"
+    full.symlink_to("/dev/full")
+    words = ["simulate", str(trace), "--policies", "lru", "--capacity", "3", option, str(full)]
+    assert cli.main(words) == 1
+    assert "No space left on device" in capsys.readouterr().err
+    assert full.is_symlink()
+
+
+def test_results_are_written_where_there_is_no_standard_output(
+    tmp_path: Path, trace: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As with ``>&-`` in a shell."""
+    monkeypatch.setattr("sys.stdout", None)
+    found = tmp_path / "found.json"
+    words = ["simulate", str(trace), "--policies", "lru", "--capacity", "3", "--json", str(found)]
+    assert cli.main(words) == 0
+    assert found.exists()
