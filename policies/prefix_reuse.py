@@ -11,8 +11,9 @@ See docs/policies/prefix-reuse.md.
 
 from __future__ import annotations
 
+import hashlib
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from typing import ClassVar
@@ -34,6 +35,8 @@ _LATE = 16
 _BRANCHES = 3
 # Of their age, that chunks which a scan finds may differ by and share a mark.
 _FOUND_SHARE = 1 / 16
+# Characters of the names of a session, beyond which only their hash is kept.
+_LONG_NAMES = 96
 # What the front end says where the model gave the turn back to the user, if it tells.
 _ENDED = frozenset({"end_turn"})
 
@@ -233,7 +236,7 @@ class PrefixReusePolicy(Policy):
         if request.session:
             # An agent's prompts are not those of the session that it works for.
             agent = str(request.hints.get("agent") or "")
-            key = request.tenant, request.session, agent
+            key = _named(request.tenant, request.session, agent)
             named = sessions.named(key) or sessions.new(key)
             named.agent = bool(agent)
             return named
@@ -353,6 +356,13 @@ class PrefixReusePolicy(Policy):
         while session := self._sessions.oldest():
             self._sessions.forget(session)
             self._marks.hold(session.mark, -1)
+
+
+def _named(*names: str) -> Hashable:
+    """A key of these names that takes little room, however long clients make them."""
+    if sum(map(len, names)) <= _LONG_NAMES:
+        return names
+    return hashlib.blake2b(repr(names).encode(), digest_size=16).digest()
 
 
 def _has(request: PolicyRequest, run: Run, i: int) -> bool:

@@ -19,6 +19,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 from kvtiers.policies.reuse_classes import ANY, FAMILIES, FEATURES, OUTPUT, STRATA
+from kvtiers.policies.reuse_proof import Proof, falling
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -43,6 +44,8 @@ _DECAY = 2**-0.6
 _OWN_EVENTS, _ALL_EVENTS = 3.0, 1.5
 # The same for a coefficient of a group, around the mean over groups, and for that mean.
 _GROUP_EVENTS, _EVENTS = 100.0, 5.0
+# The same for what they are held against, around a hazard that is the same at all ages.
+_FLAT_EVENTS = 0.5
 # Newton's steps, as there is a fit to start from, and the largest change of each.
 _STEPS, _LARGEST = 3, 1.0
 _MOST = 5.0
@@ -60,6 +63,7 @@ class Observations:
         strata: shape (n,).
         features: shape (n, FEATURES), NaN where unknown.
         begin, end: ages in seconds.
+        known: age up to which the fit before knew of it.
         used: 1 where the item was used at ``end``, else 0.
         weight: how many items it stands for.
 
@@ -69,6 +73,7 @@ class Observations:
     features: Shorts
     begin: Floats
     end: Floats
+    known: Floats
     used: Floats
     weight: Floats
 
@@ -86,6 +91,8 @@ class Hazards:
             the mean over the scale.
         coefficients: shape (STRATA, GROUPS, FEATURES).
         outputs: features of a few typical outputs, shape (STRATA, OUTPUTS, some features).
+        by_age: what they are held against: hazards of all that never rise, shape (BINS,).
+        proof: whether they have told more than that.
 
     """
 
@@ -94,17 +101,22 @@ class Hazards:
     scale: Floats
     coefficients: Floats
     outputs: Floats
+    by_age: Floats
+    proof: Proof
 
     @classmethod
     def unknown(cls) -> Hazards:
         """Before anything was seen: an order by age, LRU's."""
         shape = STRATA, FEATURES
+        by_age = 0.3 / (EDGES[:-1] + 10.0)
         return cls(
-            np.tile(0.3 / (EDGES[:-1] + 10.0), (STRATA, 1)),
+            np.tile(by_age, (STRATA, 1)),
             np.zeros(shape),
             np.ones(shape),
             np.zeros((STRATA, GROUPS, FEATURES)),
             np.zeros((STRATA, OUTPUTS, OUTPUT.stop - OUTPUT.start)),
+            by_age,
+            Proof(),
         )
 
     def of(self, strata: Ints, features: Shorts) -> Floats:
@@ -149,9 +161,11 @@ class Fit:
         # What has no features: nothing to fit but its hazard.
         self._bare = np.zeros((STRATA, BINS))
         self._seen = seen
+        self._start = start
 
     def pieces(self) -> Iterator[int]:
         """Do the work. Yields after each piece how many observations it had to do with."""
+        yield from self._prove()
         families = list[_Family]()
         for members in FAMILIES:
             rows = np.flatnonzero(np.isin(self._seen.strata, members))
@@ -176,6 +190,27 @@ class Fit:
             _smooth(self.hazards.base, self._events, exposure)
             for family in families:
                 yield from self._improve(family)
+
+    def _prove(self) -> Iterator[int]:
+        """Ask the fit before what it had said of the time since, and fit what it is held to."""
+        seen, start, proof = self._seen, self._start, self._start.proof.older()
+        exposure = np.zeros(BINS)
+        for rows in _parts(np.arange(len(seen))):
+            hazards = start.of(seen.strata[rows], seen.features[rows])
+            begin = np.maximum(seen.begin[rows], seen.known[rows])
+            new = _between(begin, seen.end[rows])
+            fresh = (seen.used[rows] > 0) & (seen.end[rows] > seen.known[rows])
+            last = bins_of(seen.end[rows])
+            ratio = np.log(hazards[np.arange(len(rows)), last] / start.by_age[last])
+            differences = np.where(fresh, ratio, 0.0)
+            differences -= (new * (hazards - start.by_age)).sum(axis=1)
+            proof = proof.further(seen.weight[rows] * differences)
+            exposure += _times(seen, rows).sum(axis=0)
+            yield len(rows)
+        events = self._events.sum(axis=0)
+        rate = (events.sum() + 1) / (exposure.sum() + 1000)
+        by_age = falling(events + _FLAT_EVENTS, exposure + _FLAT_EVENTS / rate)
+        self.hazards = replace(self.hazards, proof=proof, by_age=by_age)
 
     def _improve(self, family: _Family) -> Iterator[int]:
         """One of Newton's steps for each group of ages."""
@@ -273,10 +308,16 @@ class _Family:
 
 
 def _times(seen: Observations, rows: Ints) -> Shorts:
-    """Seconds that each was looked at in each half octave."""
-    begin, end = seen.begin[rows, None], seen.end[rows, None]
-    times = np.minimum(end, EDGES[1:]) - np.maximum(begin, EDGES[:-1])
-    found: Shorts = (np.maximum(times, 0.0) * seen.weight[rows, None]).astype(np.float32)
+    """Seconds that each was looked at in each half octave, times its weight."""
+    times = _between(seen.begin[rows], seen.end[rows]) * seen.weight[rows, None]
+    found: Shorts = times.astype(np.float32)
+    return found
+
+
+def _between(begin: Floats, end: Floats) -> Floats:
+    """Seconds of each half octave that lie between two ages, shape (n, BINS)."""
+    times = np.minimum(end[:, None], EDGES[1:]) - np.maximum(begin[:, None], EDGES[:-1])
+    found: Floats = np.maximum(times, 0.0)
     return found
 
 

@@ -35,6 +35,8 @@ from kvtiers.policies.reuse_fit import (
 _WIDTHS: Final = np.diff(EDGES)
 _EDGE_LIST: Final[list[float]] = EDGES.tolist()
 _TINY = 1e-12
+# An index that only falls with age.
+_BY_AGE: Final = (0.3 / (EDGES + 10.0)).astype(np.float32)
 # What a session went on without goes before all else, in the order of its index.
 _LEFT_SHARE = 1e-3
 # Curves computed together: what fits a processor's cache.
@@ -76,7 +78,13 @@ class HazardLearner:
                 observations -= done
 
     def curves(self, strata: Ints, features: Shorts) -> npt.NDArray[np.float32]:
-        """The index at the beginning of each half octave, shape (n, BINS + 1)."""
+        """The index at the beginning of each half octave, shape (n, BINS + 1).
+
+        LRU's as long as the hazards have not told more than age does, but for what a session
+        went on without.
+        """
+        if not self._hazards.proof.holds:
+            return _after_all(np.tile(_BY_AGE, (len(strata), 1)), strata)
         unknown = np.isnan(features[:, OUTPUT.start])
         if not unknown.any():
             return self._curves(strata, features)
@@ -114,9 +122,7 @@ class HazardLearner:
             rates = hits / np.maximum(costs, _TINY)
             np.maximum.reduce(rates, 1, None, index[part, :-1])
         index[:, BINS] = index[:, BINS - 1] / 2
-        if (left := strata == LEFT).any():
-            index[left] *= _LEFT_SHARE
-        return index
+        return _after_all(index, strata)
 
     def _survival(self, strata: Ints, features: Shorts) -> tuple[Floats, Floats]:
         """S at the edges of the half octaves, and its integral up to them."""
@@ -129,6 +135,13 @@ class HazardLearner:
         kept = np.zeros((len(strata), BINS + 1))
         np.add.accumulate(survival[:, :-1] * (1 - lasting) / hazard, 1, None, kept[:, 1:])
         return survival, kept
+
+
+def _after_all(index: npt.NDArray[np.float32], strata: Ints) -> npt.NDArray[np.float32]:
+    """The same with what a session went on without below all else."""
+    if (left := strata == LEFT).any():
+        index[left] *= _LEFT_SHARE
+    return index
 
 
 def at_ages(curves: npt.NDArray[np.float32], rows: npt.NDArray[np.int32], ages: Floats) -> Floats:

@@ -51,6 +51,8 @@ class Watches:
         # Since when all that ended is remembered.
         self._from = -np.inf
         self._begun, self._next_fit = 0, _FIRST_FIT
+        # When the last fit began.
+        self._fitted = -np.inf
 
     def __len__(self) -> int:
         return len(self._open)
@@ -100,6 +102,7 @@ class Watches:
         elif self._begun >= self._next_fit:
             self._next_fit = min(int(self._begun * _MORE) + _FIRST_FIT, self._begun + _MOST_MORE)
             self._learner.learn(self._seen(now))
+            self._fitted = now
 
     def _seen(self, now: float) -> Observations:
         """What a fit takes in; if too many are open, some of them stand for the rest."""
@@ -111,8 +114,9 @@ class Watches:
         since = self._since[rows]
         begin = np.maximum(0.0, self._from - since)
         end = np.maximum(np.minimum(self._until[rows], now) - since, begin)
+        known = np.maximum(self._fitted - since, -1.0)
         return Observations(
-            self._strata[rows], self._features[rows], begin, end, self._used[rows], weight
+            self._strata[rows], self._features[rows], begin, end, known, self._used[rows], weight
         )
 
     def _row(self) -> int:

@@ -1,6 +1,7 @@
 """The learner of reuse: its contract, what it learns, and that it forgets what is gone."""
 
 import random
+import tracemalloc
 from collections.abc import Sequence
 from itertools import islice
 
@@ -123,6 +124,17 @@ def test_what_comes_in_after_its_request_has_ended_is_known_as_well(
     assert late == pytest.approx(in_time, abs=0.05)
 
 
+def test_where_nothing_tells_what_returns_the_order_is_lrus() -> None:
+    ours, lru = Tier(PrefixReusePolicy, 200), Tier(LruPolicy, 200)
+    rng, now = random.Random(3), 0.0
+    hits = list[tuple[int, int]]()
+    for _ in range(3000):
+        now += rng.expovariate(1.0)
+        prompt = range(10 * (which := rng.randrange(50)), 10 * which + 10)
+        hits.append((ours.serve(now, prompt), lru.serve(now, prompt)))
+    assert all(mine == its for mine, its in hits)
+
+
 def test_what_is_worth_less_than_what_is_there_is_not_taken() -> None:
     tier, _ = after_returning_and_single_prompts(PrefixReusePolicy, BY_LENGTH)
     admitted = []
@@ -230,3 +242,25 @@ def test_chunks_are_named_once_though_nobody_knows_where_they_begin() -> None:
         tier.policy.on_insert(Run(chunks), "cpu")
         tier.policy.on_finish(request)
     assert sorted(tier.policy.victims("cpu", 40)) == [0, 1, 2, 3, 4, 5, 8, 9]
+
+
+def test_names_of_sessions_take_little_room_however_long_they_are() -> None:
+    tier = Tier(PrefixReusePolicy, 40)
+    tracemalloc.start()
+    try:
+        for n in range(30):
+            tier.serve(float(n), range(10 * n, 10 * n + 5), f"{n}" + "x" * 1_000_000)
+        taken, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert taken < 10_000_000
+
+
+def test_long_names_that_differ_are_of_different_sessions() -> None:
+    tier = Tier(PrefixReusePolicy, 40)
+    name = "x" * 200
+    tier.serve(0.0, range(10), name + "1")
+    tier.serve(1.0, range(20, 30), name + "2")
+    tier.serve(2.0, range(100, 105), name + "1")
+    # Only the first session has gone on without what it had.
+    assert list(tier.policy.victims("cpu", 10))[:10] == list(range(9, -1, -1))

@@ -25,7 +25,8 @@ def observed(times: Floats, rows: Shorts, given_up: float, begin: float = 0.0) -
     end, n = np.minimum(times, given_up)[seen], int(seen.sum())
     used = (times < given_up)[seen].astype(float)
     strata = np.full(n, OWN)
-    return Observations(strata, rows[seen], np.full(n, begin), end, used, np.ones(n))
+    new = np.full(n, -1.0)
+    return Observations(strata, rows[seen], np.full(n, begin), end, new, used, np.ones(n))
 
 
 def fitted(*all_seen: Observations) -> HazardLearner:
@@ -43,9 +44,24 @@ def test_a_hazard_is_learned_from_uses_and_from_waiting(begin: float) -> None:
     times = np.random.default_rng(1).exponential(100.0, 6400)
     rows = features(100, 6400)
     learner = fitted(observed(times, rows, 200.0, begin))
-    curve = learner.curves(np.array([OWN]), rows[:1])[0]
-    # A constant hazard has an index that is the hazard.
-    assert 0.008 < curve[8:12].min() <= curve[8:12].max() < 0.0125
+    ages = np.array([30.0, 60.0, 100.0, 150.0])
+    chances = learner.chances(np.full(4, OWN), rows[:4], ages, 20.0)
+    assert chances == pytest.approx(np.full(4, 1 - np.exp(-0.2)), rel=0.2)
+
+
+def test_the_index_of_a_constant_hazard_is_the_hazard_once_that_tells_more_than_age() -> None:
+    rng, n = np.random.default_rng(1), 3000
+    times = np.concatenate([rng.exponential(50.0, n), rng.exponential(500.0, n)])
+    rows = np.concatenate([features(10, n), features(400, n)])
+    seen = observed(times, rows, 400.0)
+    by_age = fitted().curves(np.array([OWN, OWN]), rows[[0, -1]])
+    assert np.array_equal(by_age[0], by_age[1])
+    assert (np.diff(by_age) < 0).all()
+    # Of the first fit nothing was asked yet.
+    assert np.array_equal(fitted(seen).curves(np.array([OWN, OWN]), rows[[0, -1]]), by_age)
+    quick, slow = fitted(seen, seen).curves(np.array([OWN, OWN]), rows[[0, -1]])[:, 6:12]
+    assert quick == pytest.approx(np.full(6, 1 / 50), rel=0.35)
+    assert slow == pytest.approx(np.full(6, 1 / 500), rel=0.35)
 
 
 def test_a_feature_that_tells_quick_from_slow_is_found() -> None:
@@ -70,7 +86,7 @@ def test_what_stands_for_several_counts_so_often() -> None:
     chances = []
     for weight in (1.0, 5.0):
         weights = np.where(used, 1.0, weight)
-        learner = fitted(Observations(strata, rows, np.zeros(n), end, used, weights))
+        learner = fitted(Observations(strata, rows, np.zeros(n), end, -np.ones(n), used, weights))
         chances += learner.chances(strata[:1], rows[:1], np.zeros(1), 2.0).tolist()
     # Of 3 and of 11 that were looked at; some of the two seconds after the use.
     assert chances[0] > 2 * chances[1]
@@ -79,13 +95,13 @@ def test_what_stands_for_several_counts_so_often() -> None:
 def test_a_result_counts_only_when_the_fit_is_over() -> None:
     times = np.random.default_rng(1).exponential(100.0, 6400)
     rows, learner = features(100, 6400), HazardLearner()
-    before = learner.curves(np.array([OWN]), rows[:1])
+    before = learner.chances(np.array([OWN]), rows[:1], np.zeros(1), 50.0)
     learner.learn(observed(times, rows, 200.0))
     learner.work(2000)
     assert learner.busy
     assert learner.fits == 0
-    assert np.array_equal(learner.curves(np.array([OWN]), rows[:1]), before)
+    assert learner.chances(np.array([OWN]), rows[:1], np.zeros(1), 50.0) == before
     learner.work(10**6)
     assert not learner.busy
     assert learner.fits == 1
-    assert not np.array_equal(learner.curves(np.array([OWN]), rows[:1]), before)
+    assert learner.chances(np.array([OWN]), rows[:1], np.zeros(1), 50.0) != before
