@@ -248,12 +248,13 @@ def test_names_of_sessions_take_little_room_however_long_they_are() -> None:
     tier = Tier(PrefixReusePolicy, 40)
     tracemalloc.start()
     try:
-        for n in range(30):
+        for n in range(80):
             tier.serve(float(n), range(10 * n, 10 * n + 5), f"{n}" + "x" * 1_000_000)
         taken, _ = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
-    assert taken < 10_000_000
+    # The last few requests are remembered as they are.
+    assert taken < 30_000_000
 
 
 def test_long_names_that_differ_are_of_different_sessions() -> None:
