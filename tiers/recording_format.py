@@ -20,12 +20,13 @@ admitted them: sort by it.
     output_run_len    list<int32>   last; they are what the next turn of a conversation asks for
     hit_TIER          int32         tokens that the tier served when the request was admitted
     session           string        the same text for the same session, "" if there is none
+    agent             string        the same for the client's hint of that name
     turn              int32         the client's hint of that name, null without
     tenant            string        the same for the request's ``cache_salt``
     finish            string        why it ended, "" if the engine did first
 
 Equal ids mean an equal prefix up to and including the chunk, so an id always follows the same
-id. They are numbers given in the order in which chunks came, and sessions and tenants are
+id. They are numbers given in the order in which chunks came, and sessions, agents and tenants are
 hashed with a salt that nobody keeps: a file says nothing of any text, and two recordings can't
 be compared chunk by chunk. The metadata names no folder, host or user either.
 """

@@ -87,7 +87,9 @@ class Rows:
         }
         self._hits = {tier: array("i") for tier in tiers}
         self._turns = array("i")
-        self._texts: dict[str, list[str]] = {"session": [], "tenant": [], "finish": []}
+        self._texts: dict[str, list[str]] = {
+            name: [] for name in ("session", "agent", "tenant", "finish")
+        }
         self._runs = {"": Runs(), "output_": Runs()}
 
     def __len__(self) -> int:
@@ -107,6 +109,7 @@ class Rows:
             column.append(seen.hits.get(tier, 0))
         self._turns.append(_turn(facts.hints))
         self._texts["session"].append(pseudonym(facts.session))
+        self._texts["agent"].append(pseudonym(str(facts.hints.get("agent") or "")))
         self._texts["tenant"].append(pseudonym(facts.tenant))
         self._texts["finish"].append(facts.finish_reason)
         prompt, output = split(numbers.runs(seen.keys), seen.prompt_chunks)

@@ -83,7 +83,8 @@ def test_requests_are_counted_as_they_are_admitted_though_they_end_in_another_or
 
 
 def test_the_simulator_reads_a_recording_with_its_output_and_its_sizes(recorder, tmp_path):
-    asked = request("1", "abc", session="s", tenant="t", hints={"turn": 3})
+    hints = {"turn": 3, "agent": "searches-for-alice"}
+    asked = request("1", "abc", session="s", tenant="t", hints=hints)
     recorder.admitted(asked, 0, {})
     end(recorder, asked, "abcd")
     recorder.close()
@@ -92,6 +93,8 @@ def test_the_simulator_reads_a_recording_with_its_output_and_its_sizes(recorder,
     assert (trace.chunk_tokens, trace.chunk_bytes, trace.footprint) == (CHUNK, 1000, 4)
     assert (read.stretches, read.output_stretches) == ((range(3),), (range(3, 4),))
     assert (read.turn, read.finish_reason) == (3, "stop")
+    # Policies tell agents of a session apart by it; its name is nobody's business.
+    assert read.hints["agent"] not in ("", "searches-for-alice")
 
 
 def test_the_simulator_leaves_out_what_the_engines_tiers_were_not_given(tmp_path):
@@ -134,7 +137,11 @@ def test_the_metadata_describes_the_engine_and_the_recording(recorder, tmp_path)
 def test_no_key_and_no_text_of_a_client_lies_in_a_file(recorder, tmp_path):
     session, tenant, words = SECRETS
     asked = request(
-        "1", "abc", session=session, tenant=tenant, hints={"prompt": words, "turn": words}
+        "1",
+        "abc",
+        session=session,
+        tenant=tenant,
+        hints={"prompt": words, "turn": words, "agent": words},
     )
     recorder.admitted(asked, 0, {})
     end(recorder, asked)
