@@ -82,7 +82,13 @@ def read_values(path: str) -> Iterator[Any]:
     with open(path, encoding="utf-8", errors="replace") as file:
         for row, text in enumerate(filter(str.strip, file)):
             try:
-                yield json.loads(text)
+                # Without the line's end, after which a line that is cut off would be at column 1.
+                yield json.loads(text.rstrip())
+            except json.JSONDecodeError as error:
+                # Its own text counts lines, within the row.
+                raise TraceError(
+                    f"{path}, row {row}: it is no JSON: {error.msg} (column {error.colno})."
+                ) from None
             except (ValueError, RecursionError) as error:
                 raise TraceError(f"{path}, row {row}: it is no JSON: {error}.") from None
 

@@ -253,6 +253,16 @@ def test_a_line_that_is_cut_off_is_told(tmp_path: Path) -> None:
         read_trace(file)
 
 
+def test_a_line_that_is_no_json_is_told_by_row_and_column_alone(tmp_path: Path) -> None:
+    file = write_lines(tmp_path / "t.jsonl", [mooncake([0], 512)])
+    with open(file, "a") as more:
+        more.write('{"timestamp": 1, "hash_ids": [0]\n' + json.dumps(mooncake([0], 512)) + "\n")
+    with pytest.raises(TraceError) as caught:
+        read_trace(file)
+    told = "row 1: it is no JSON: Expecting ',' delimiter (column 33)."
+    assert str(caught.value) == f"{file}, {told}"
+
+
 def test_msgpack_that_is_cut_off_is_told(tmp_path: Path) -> None:
     msgspec, _ = pytest.importorskip("msgspec"), pytest.importorskip("msgpack")
     file = tmp_path / "e.msgpack"
