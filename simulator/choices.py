@@ -10,7 +10,7 @@ from typing import Any
 import yaml
 from kvtiers.policies import POLICIES, Policy, Run, TierInfo
 from kvtiers.policies.base import one_second_a_chunk
-from kvtiers.policies.registry import UnknownNameError
+from kvtiers.policies.registry import DuplicateNameError, UnknownNameError
 from kvtiers.simulator import optimum
 from kvtiers.simulator.errors import SimulatorError, did_you_mean
 from kvtiers.tiers.units import read_percent, read_size
@@ -63,24 +63,43 @@ LRU = PolicyChoice("lru", "lru")
 MIN = PolicyChoice(optimum.NAME, optimum.NAME)
 
 
-def policies(text: str | None) -> list[PolicyChoice]:
-    """The policies of a list such as ``lru,patient:half_life=300,min``.
-
-    None is all registered ones and the optimum. Each is named once.
+def policies(text: str) -> list[PolicyChoice]:
+    """The policies of a list such as ``lru,patient:half_life=300,min``, each once.
 
     Raises:
-        SimulatorError: there is no such policy, or it has no such option.
+        SimulatorError: there is no such policy, it can't be loaded, or it has no such option.
 
     """
-    names = _known() if text is None else text.split(",")
-    words = [word.strip() for word in names if word.strip()]
+    words = [word.strip() for word in text.split(",") if word.strip()]
     if not words:
         raise SimulatorError(f"no policy is named. Known: {', '.join(_known())}.")
     return list(dict.fromkeys(map(_policy, words)))
 
 
+def all_policies(warn: Callable[[str], None]) -> list[PolicyChoice]:
+    """All that are installed, and the optimum.
+
+    Args:
+        warn: told of each that can't be had, which is left out.
+
+    Raises:
+        SimulatorError: two packages claim one name.
+
+    """
+    found = []
+    for name in _known():
+        try:
+            found.append(_policy(name))
+        except SimulatorError as error:
+            warn(f"{error} It is left out.")
+    return found
+
+
 def _known() -> list[str]:
-    return [*POLICIES.names(), MIN.name]
+    try:
+        return [*POLICIES.names(), MIN.name]
+    except DuplicateNameError as error:
+        raise SimulatorError(str(error)) from None
 
 
 def _policy(word: str) -> PolicyChoice:
@@ -94,7 +113,7 @@ def _policy(word: str) -> PolicyChoice:
     except UnknownNameError as error:
         optimal = did_you_mean(name.lower(), [MIN.name])
         raise SimulatorError(f"{error} '{MIN.name}' is the clairvoyant optimum.{optimal}") from None
-    except (ImportError, TypeError) as error:
+    except (DuplicateNameError, ImportError, TypeError) as error:
         raise SimulatorError(str(error)) from None
     values = dict(_option(word, part, found) for part in rest.split(":") if part)
     try:

@@ -112,7 +112,7 @@ def run(arguments: argparse.Namespace) -> int:
         OSError: a result can't be written.
 
     """
-    named = choices.policies(None if arguments.policies is None else ",".join(arguments.policies))
+    named = _policies(arguments.policies)
     stack = read_stack(arguments.tiers) if arguments.tiers else None
     capacities = _capacities(arguments.capacity, stack)
     _check_outputs(arguments)
@@ -120,6 +120,15 @@ def run(arguments: argparse.Namespace) -> int:
     results = _replayed(tasks, named, arguments.jobs)
     _show(results, arguments)
     return 0
+
+
+def _policies(given: Sequence[str] | None) -> list[choices.PolicyChoice]:
+    """Those of an option that was repeated, had commas, or both; or all that can be had."""
+    return choices.all_policies(_tell) if given is None else choices.policies(",".join(given))
+
+
+def _tell(text: str) -> None:
+    print(f"kvtiers: {text}", file=sys.stderr)
 
 
 def _capacities(given: Sequence[str] | None, stack: StackModel | None) -> list[choices.Capacity]:

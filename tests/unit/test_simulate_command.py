@@ -1,10 +1,12 @@
 """``kvtiers simulate``: what people write, and what they get."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from kvtiers.policies import POLICIES
+from kvtiers.policies import POLICIES, Policy, Registry
+from kvtiers.simulator import choices
 from kvtiers.simulator.choices import Capacity, policies, score_from
 from kvtiers.simulator.errors import SimulatorError
 from kvtiers.tools import cli
@@ -87,6 +89,50 @@ def test_where_nothing_can_be_won_no_gap_is_closed(tmp_path: Path, trace: Path) 
 def test_all_policies_and_the_optimum_run_by_default(tmp_path: Path, trace: Path) -> None:
     rows = rows_of(tmp_path, trace, "--capacity", 6)
     assert [row["policy"] for row in rows] == [*POLICIES.names(), "min"]
+
+
+@pytest.fixture
+def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """Puts a package of somebody else on the path that claims to have policies."""
+    info = tmp_path / "theirs-1.dist-info"
+
+    def install(points: str) -> None:
+        info.mkdir()
+        (info / "METADATA").write_text("Metadata-Version: 2.1\nName: theirs\nVersion: 1\n")
+        (info / "entry_points.txt").write_text(f"[{POLICIES.group}]\n{points}\n")
+        monkeypatch.syspath_prepend(tmp_path)
+        # Read anew, and what is read now is forgotten afterwards.
+        monkeypatch.setattr(choices, "POLICIES", Registry(POLICIES.group, POLICIES.kind, Policy))
+
+    return install
+
+
+def test_a_policy_that_cant_be_loaded_is_left_out_with_a_warning(
+    tmp_path: Path, trace: Path, install: Callable[[str], None], capsys
+) -> None:
+    install("broken = json:NoSuchPolicy")
+    rows = rows_of(tmp_path, trace, "--capacity", 6)
+    assert [row["policy"] for row in rows] == [*POLICIES.names(), "min"]
+    (told,) = capsys.readouterr().err.splitlines()
+    assert told.startswith("kvtiers: The policy 'broken' from json:NoSuchPolicy (theirs) cannot be")
+    assert "NoSuchPolicy'. It is left out." in told
+
+
+def test_a_policy_that_cant_be_loaded_is_refused_if_it_is_named(
+    trace: Path, install: Callable[[str], None], capsys
+) -> None:
+    install("broken = json:NoSuchPolicy")
+    assert simulate(trace, "--policies", "lru,broken") == 2
+    assert "The policy 'broken' from json:NoSuchPolicy (theirs)" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("words", [[], ["--policies", "lru"]])
+def test_a_name_that_two_packages_claim_is_told(
+    trace: Path, install: Callable[[str], None], capsys, words: list[str]
+) -> None:
+    install("lru = json:NoSuchPolicy")
+    assert simulate(trace, *words) == 2
+    assert "Two packages offer a policy named 'lru'" in capsys.readouterr().err
 
 
 def test_capacities_can_be_repeated_listed_and_mixed(tmp_path: Path, trace: Path) -> None:
