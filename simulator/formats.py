@@ -16,7 +16,8 @@ from kvtiers.tiers.recording_format import is_recording, recordings_in
 
 FOLDER_VARIABLE = "KVTIERS_TRACES"
 DEFAULT_FOLDER = "../shared/traces"
-_ENDINGS = (".parquet", ".jsonl", ".msgpack")
+ENDINGS = (".parquet", ".jsonl", ".msgpack")
+"""What names of traces end in."""
 # Each has ``recognises(head)`` and ``open_source(path)``; the first that
 # recognises a file's beginning reads it.
 _FORMATS: Sequence[ModuleType] = (format_parquet, format_mooncake, format_lmcache, format_events)
@@ -58,7 +59,7 @@ def find(place: str) -> Path:
     # Nothing names nothing, though a path of nothing is the folder at hand.
     tried = [Path(place)] if place else []
     if place and os.sep not in place:
-        tried += [folder / f"{place}{ending}" for ending in ("", *_ENDINGS)]
+        tried += [folder / f"{place}{ending}" for ending in ("", *ENDINGS)]
     for path in tried:
         # Where ``Path.exists`` raises for a name that no file can have, this says no.
         if os.path.exists(path) or is_recording(path):
@@ -76,9 +77,22 @@ def find(place: str) -> Path:
     )
 
 
+def files_of(place: str) -> list[Path]:
+    """The files of what ``place`` names: itself, those of a folder, the parts of a recording.
+
+    Raises:
+        TraceError: there is none.
+
+    """
+    path = find(place)
+    if path.is_dir():
+        return list(path.glob("*"))
+    return [path] if os.path.exists(path) else recordings_in(path.parent)[path.name]
+
+
 def _traces_in(folder: Path) -> dict[str, Path]:
     """What looks like a trace there, by its name without the ending."""
-    return {path.stem: path for path in sorted(folder.glob("*")) if path.suffix in _ENDINGS}
+    return {path.stem: path for path in sorted(folder.glob("*")) if path.suffix in ENDINGS}
 
 
 def _open(path: Path) -> list[Source]:

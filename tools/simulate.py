@@ -10,10 +10,11 @@ from concurrent.futures.process import BrokenProcessPool
 
 from kvtiers.simulator import choices, grid, plot, report
 from kvtiers.simulator.errors import SimulatorError
-from kvtiers.simulator.formats import read_trace
+from kvtiers.simulator.formats import ENDINGS, files_of, read_trace
 from kvtiers.simulator.stack import CPU, StackModel, read_stack
 from kvtiers.simulator.trace import Trace
 from kvtiers.tiers.units import read_size
+from kvtiers.tools import outputs
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
@@ -142,17 +143,22 @@ def _capacities(given: Sequence[str] | None, stack: StackModel | None) -> list[c
 
 def _check_outputs(arguments: argparse.Namespace) -> None:
     """Refuse now what would fail after the work is done."""
+    reads = [str(file) for place in arguments.traces for file in files_of(place)]
+    if arguments.tiers:
+        reads.append(arguments.tiers)
+    if arguments.json and outputs.ending(arguments.json) in ENDINGS:
+        raise SimulatorError(
+            f"--json {arguments.json}: JSON would be written there, and the name is that of a "
+            "trace. Name a file that ends in .json, or write '--json -' for the output."
+        )
     if arguments.parquet:
+        outputs.check_ending("--parquet", arguments.parquet, ".parquet", "")
         report.need_pyarrow()
     if arguments.plot:
         plot.check(arguments.plot)
     for option in ("json", "parquet", "plot"):
-        path = getattr(arguments, option)
-        folder = os.path.dirname(path or "") or "."
-        if path and not os.path.isdir(folder):
-            raise SimulatorError(f"--{option} {path}: there is no folder {folder}.")
-        if path and os.path.isdir(path):
-            raise SimulatorError(f"--{option} {path}: that is a folder; name a file.")
+        if path := getattr(arguments, option):
+            outputs.check_output(f"--{option}", path, reads)
     if arguments.jobs is not None and arguments.jobs < 1:
         raise SimulatorError(f"--jobs {arguments.jobs}: write 1 or more.")
 

@@ -300,6 +300,9 @@ def test_a_policy_is_named_once_and_its_options_are_read() -> None:
         (["--footprint", "0"], "has 12 distinct chunks"),
         (["--json", "/no/such/folder/x.json"], "there is no folder /no/such/folder"),
         (["--parquet", "/"], "that is a folder"),
+        (["--json", "/tmp/x.JSONL"], "/tmp/x.JSONL: JSON would be written there, and the name is"),
+        (["--json", "x.parquet"], "or write '--json -' for the output"),
+        (["--parquet", "x.json"], "--parquet x.json: name a file that ends in .parquet."),
     ],
 )
 def test_what_cannot_work_is_told_in_a_paragraph(
@@ -326,6 +329,40 @@ def test_a_misspelt_option_is_told_the_right_one(trace: Path, capsys) -> None:
     with pytest.raises(SystemExit):
         simulate(trace, "--polices", "lru")
     assert "Did you mean '--policies'?" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("place", ["talk.parquet", "", "link"])
+@pytest.mark.parametrize(
+    ("option", "name"),
+    [("--parquet", "talk.parquet"), ("--json", "link"), ("--plot", "hard.png")],
+)
+def test_a_result_is_not_written_over_a_trace(
+    tmp_path: Path, trace: Path, place: str, option: str, name: str, capsys
+) -> None:
+    """Whether it is a file of its own or one of a folder, and by whatever name."""
+    pytest.importorskip("matplotlib")
+    (tmp_path / "link").symlink_to(trace)
+    (tmp_path / "hard.png").hardlink_to(trace)
+    before = trace.read_bytes()
+    assert simulate(tmp_path / place, option, tmp_path / name) == 2
+    assert f"{option} {tmp_path / name}: that file is to be read" in capsys.readouterr().err
+    assert trace.read_bytes() == before
+
+
+def test_a_result_is_not_written_over_a_part_of_a_recording(tmp_path: Path, capsys) -> None:
+    recording = "20260102T030405678Z-0123abcd"
+    part = write_trace(tmp_path / f"{recording}-000000.parquet")
+    assert simulate(tmp_path / recording, "--parquet", part) == 2
+    assert "that file is to be read" in capsys.readouterr().err
+
+
+def test_a_result_is_not_written_over_the_file_of_tiers(
+    tmp_path: Path, trace: Path, capsys
+) -> None:
+    stack = tmp_path / "stack.yaml"
+    stack.write_text("chunk_bytes: 1MiB\nprefill: 1000\ntiers: [{name: cpu, capacity: 6}]\n")
+    assert simulate(trace, "--tiers", stack, "--policies", "lru", "--json", stack) == 2
+    assert "that file is to be read" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("option", ["--json", "--parquet"])
