@@ -15,6 +15,7 @@ from kvtiers.connector.heat import HeatSettings
 from kvtiers.connector.heat_book import HeatBook
 from kvtiers.connector.heat_log import read
 from kvtiers.simulator.plot import need_matplotlib
+from kvtiers.tools import outputs
 from kvtiers.tools.heat_model import HeatModel
 from kvtiers.tools.model import ModelError, smollm2_path
 from kvtiers.tools.places import printable
@@ -84,7 +85,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=defaults.window,
         help=f"queries at the end that are measured (default: {defaults.window})",
     )
-    add("--png", metavar="FILE", type=Path, help="plot chunks by heads there")
+    add("--png", metavar="FILE", type=Path, help="plot chunks by heads there, a .png")
     add("--json", action="store_true", help="print the map as JSON")
 
 
@@ -92,17 +93,19 @@ def run(arguments: argparse.Namespace) -> int:
     """Measure, print and plot. Returns 0.
 
     Raises:
-        ConfigError: an option can't work, or the model can't be had.
-        SimulatorError: matplotlib is not installed.
-        OSError: the prompt can't be read.
+        ConfigError: an option can't work, or the prompt, log or model can't be had.
+        SimulatorError: the plot can't be drawn there, or matplotlib is not installed.
+        OSError: the plot can't be written.
 
     """
     for key in ("chunk_tokens", "window", "last"):
         if (value := getattr(arguments, key)) < 1:
             option = "--" + key.replace("_", "-")
             raise ConfigError([f"{option} is {value}: it must be 1 or more."])
-    if arguments.png:
-        need_matplotlib()  # now, and not after the work is done
+    if arguments.png:  # now, and not after the work is done
+        outputs.check_ending("--png", arguments.png, ".png")
+        outputs.check_output("--png", arguments.png, [arguments.log or arguments.prompt])
+        need_matplotlib()
     found = logged(arguments.log, arguments.last) if arguments.log else _measured(arguments)
     if arguments.png:
         draw(found, arguments.png)
@@ -120,6 +123,13 @@ def _measured(arguments: argparse.Namespace) -> HeatMap:
         text = sys.stdin.read() if given == "-" else Path(given).read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
         raise ConfigError([f"{given} is no text in UTF-8: {error}."]) from error
+    except OSError as error:
+        raise ConfigError(
+            [
+                f"{given} can't be read: {error.strerror or error}. Give a text file with a "
+                "prompt, or - for standard input."
+            ]
+        ) from error
     try:
         model = HeatModel(arguments.model or smollm2_path())
     except ModelError as error:
@@ -131,12 +141,18 @@ def logged(path: Path, last: int) -> HeatMap:
     """A prompt of a live engine, with the averages over all that share its chunks.
 
     Raises:
-        ConfigError: the file is no log, or has too few prompts.
-        OSError: it can't be read.
+        ConfigError: the file can't be read, is no log, or has too few prompts.
 
     """
     try:
         rows = list(read(path))
+    except OSError as error:
+        raise ConfigError(
+            [
+                f"{path} can't be read: {error.strerror or error}. Name the file that 'log' of "
+                "attention_heat names."
+            ]
+        ) from error
     except ValueError as error:
         raise ConfigError([str(error)]) from error
     if len(rows) < last:

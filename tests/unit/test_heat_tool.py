@@ -137,6 +137,44 @@ def test_what_cannot_be_shown_says_why(options, text, problem, llama, tmp_path, 
     assert problem in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("png", "problem"),
+    [
+        ("nope/x.png", "--png nope/x.png: there is no folder nope."),
+        ("x.gif", "--png x.gif: name a file that ends in .png."),
+        ("folder.PNG", "--png folder.PNG: that is a folder; name a file."),
+        ("linked.png", "--png linked.png: that file is to be read, and would be written over."),
+    ],
+)
+def test_a_plot_that_cannot_be_written_is_refused_before_the_work(
+    png, problem, prompt, tmp_path, monkeypatch, capsys
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "folder.PNG").mkdir()
+    (tmp_path / "linked.png").symlink_to(prompt)
+    before = prompt.read_text()
+    # Without a model: what needs one is not reached.
+    words = ["heat", str(prompt), "--model", "nowhere", "--png", png]
+    assert cli.main(words) == 2
+    told = capsys.readouterr().err
+    assert problem in told
+    assert "nowhere" not in told
+    assert prompt.read_text() == before
+
+
+@pytest.mark.parametrize(
+    ("given", "problem"),
+    [
+        (["nope.txt"], "nope.txt can't be read: No such file or directory. Give a text file with"),
+        (["."], ". can't be read: Is a directory. Give a text file with a prompt, or - for"),
+        (["--log", "nope"], "nope can't be read: No such file or directory. Name the file that"),
+    ],
+)
+def test_what_cannot_be_read_is_named_with_what_to_give(given, problem, capsys) -> None:
+    assert cli.main(["heat", *given]) == 2
+    assert capsys.readouterr().err.startswith(f"kvtiers: {problem}")
+
+
 def test_without_matplotlib_the_plot_names_the_extra(llama, prompt, monkeypatch, capsys) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     assert cli.main(["heat", str(prompt), "--png", "x.png", "--model", str(llama)]) == 2
