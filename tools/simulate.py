@@ -117,6 +117,8 @@ def run(arguments: argparse.Namespace) -> int:
     stack = read_stack(arguments.tiers) if arguments.tiers else None
     capacities = _capacities(arguments.capacity, stack)
     _check_outputs(arguments)
+    if arguments.plot and len(capacities) == 1:
+        _tell("a plot of one capacity has points; for curves, give several with --capacity.")
     tasks = [_task(trace, capacities, stack, arguments) for trace in _traces(arguments)]
     results = _replayed(tasks, named, arguments.jobs)
     _show(results, arguments)

@@ -220,6 +220,16 @@ def test_results_can_be_read_as_parquet_and_seen_as_curves(tmp_path: Path, trace
     assert picture.read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.parametrize(("capacities", "told"), [("2", 1), ("2,6", 0)])
+def test_a_plot_of_one_capacity_is_told_what_gives_curves(
+    tmp_path: Path, trace: Path, capsys, capacities: str, told: int
+) -> None:
+    pytest.importorskip("matplotlib")
+    words = ("--policies", "lru", "--capacity", capacities, "--plot", tmp_path / "out.png")
+    assert simulate(trace, *words) == 0
+    assert capsys.readouterr().err.count("for curves, give several with --capacity") == told
+
+
 def test_processes_change_nothing(tmp_path: Path, trace: Path) -> None:
     out = tmp_path / "two.json"
     words = ["simulate", str(trace), "--policies", "lru,arc,min", "--capacity", "2,6"]
