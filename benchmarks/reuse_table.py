@@ -5,8 +5,8 @@
 Each cell is one replay from a cold start, scored on the whole trace, on its middle third and
 on its last third. Besides the traces of the folder that ``KVTIERS_TRACES`` names, three that
 no policy should lose anything on are made here: prompts drawn uniformly, by Zipf's law, and in
-a loop. Claude Code is replayed by halves of its sessions, their starts drawn together so that
-as many are active at a time as in the whole.
+a loop. Claude Code is also replayed by halves of its sessions, their starts drawn together so
+that as many are active at a time as in the whole.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-# Distinct chunks of the whole traces, of which the folder has two thirds.
-_CONVERSATION, _SYNTHETIC = 170_899, 40_148
+# Distinct chunks of the traces that shares are taken of: of two, the folder has two thirds.
+_CONVERSATION, _SYNTHETIC, _CODE = 170_899, 40_148, 568_117
 _PROMPTS, _KINDS, _CHUNKS, _TOKENS = 8000, 2000, 20, 512
 _PARTS = ("whole", "middle third", "last third")
 
@@ -58,6 +58,7 @@ def traces() -> Iterator[tuple[Trace, int, Sequence[float]]]:
     yield read_trace("mooncake_conversation_dev"), _CONVERSATION, (0.5, 1, 2, 5, 10, 20)
     yield read_trace("mooncake_synthetic_dev"), _SYNTHETIC, (1, 5, 10)
     code = read_trace("claude_code_dev")
+    yield code, _CODE, (0.5, 1, 2, 5)
     for half in (0, 1):
         trace = half_of(code, half)
         yield trace, len(set().union(*(r.chunks() for r in trace.requests))), (0.5, 1, 2, 5)
