@@ -19,6 +19,9 @@ Floats = npt.NDArray[np.float64]
 
 # What was seen up to a fit counts so much less at the next.
 _KEPT: Final = 0.9
+# What one observation can say at most, for or against: one that was far off must not hide
+# what hundreds of others say.
+_LARGEST: Final = 4.0
 # Standard errors by which it must be better.
 _ERRORS: Final = 3.0
 
@@ -47,9 +50,8 @@ class Proof:
 
     def further(self, differences: Floats) -> Proof:
         """With what some more observations say."""
-        return Proof(
-            self.gain + float(differences.sum()), self.squares + float((differences**2).sum())
-        )
+        bounded = np.minimum(np.maximum(differences, -_LARGEST), _LARGEST)
+        return Proof(self.gain + float(bounded.sum()), self.squares + float((bounded**2).sum()))
 
 
 def falling(events: Floats, exposure: Floats) -> Floats:

@@ -40,6 +40,10 @@ def test_many_small_gains_prove_what_a_single_large_one_does_not() -> None:
     assert not Proof().further(np.array([50.0])).holds
 
 
+def test_one_that_was_far_off_does_not_hide_what_many_others_say() -> None:
+    assert Proof().further(np.append(np.full(100, 0.5), -1000.0)).holds
+
+
 def test_what_spoke_against_one_fit_does_not_count_against_the_next() -> None:
     wrong = Proof().further(np.full(100, -5.0)).older()
     assert wrong == Proof()
