@@ -62,9 +62,10 @@ only_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root becomes anot
 
 def as_nobody(*words: str) -> subprocess.CompletedProcess[str]:
     """The command, as a user who may do nothing here."""
+    # What is imported must be so before: that user may not be able to read this checkout.
     code = (
-        "import os, sys; from kvtiers.tools.cli import main; os.setgid(65534); os.setuid(65534);"
-        "sys.exit(main(sys.argv[1:]))"
+        "import os, sys; from kvtiers.policies import POLICIES; from kvtiers.tools.cli import main;"
+        "POLICIES.get('lru'); os.setgid(65534); os.setuid(65534); sys.exit(main(sys.argv[1:]))"
     )
     words = (sys.executable, "-c", code, *words)
     return subprocess.run(words, capture_output=True, text=True, check=False)

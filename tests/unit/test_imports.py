@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -64,3 +65,10 @@ def test_the_check_sees_all_forms_of_import(tmp_path: Path) -> None:
 @pytest.mark.parametrize("folder", ["benchmarks", "tests"])
 def test_what_changes_every_engine_is_imported_by_none_but_the_engine(folder: str) -> None:
     assert offences(ROOT / folder, CHANGES_ENGINES) == []
+
+
+def test_no_two_modules_of_the_tests_have_the_same_name() -> None:
+    """All of them are imported when the end-to-end tests are collected, by name alone."""
+    names = Counter(path.name for path in (ROOT / "tests").rglob("*.py"))
+    del names["conftest.py"]
+    assert [name for name, times in names.items() if times > 1] == []
