@@ -14,16 +14,16 @@ from __future__ import annotations
 import argparse
 import json
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from kvtiers.policies import POLICIES, Policy, TierInfo
+from kvtiers.simulator import choices
 from kvtiers.simulator.formats import read_trace
 from kvtiers.simulator.optimum import Future, optimum
-from kvtiers.simulator.replay import MakePolicy, replay
+from kvtiers.simulator.replay import replay
 from kvtiers.simulator.trace import Trace, TraceRequest
 from rich.console import Console
 from rich.progress import track
@@ -101,8 +101,9 @@ def measure(name: str, trace: Trace, footprint: int, share: float) -> Cell:
     """Replay one trace at one capacity."""
     capacity = max(1, int(footprint * share / 100))
     lru, ours, best = list[int](), list[int](), list[int]()
-    replay(trace, maker("lru"), capacity, hits=lru)
-    replay(trace, maker(name), capacity, hits=ours)
+    (choice,) = choices.policies(name)
+    replay(trace, choices.LRU.make, capacity, hits=lru)
+    replay(trace, choice.make, capacity, hits=ours)
     optimum(trace, Future.of(trace), capacity, hits=best)
     n, closed, points = len(trace.requests), list[float](), list[float]()
     for part in slice(0, n), slice(n // 3, 2 * n // 3), slice(2 * n // 3, n):
@@ -112,16 +113,6 @@ def measure(name: str, trace: Trace, footprint: int, share: float) -> Cell:
         closed.append(100 * won / gap if gap > 0 else 0.0)
         points.append(100 * won * trace.chunk_tokens / tokens)
     return Cell(trace.name, share, closed, points)
-
-
-def maker(name: str) -> MakePolicy:
-    """Makes a policy of that name."""
-    policy_class = POLICIES.get(name)
-
-    def make(tiers: Sequence[TierInfo], clock: Callable[[], float]) -> Policy:
-        return policy_class(tiers, clock=clock)
-
-    return make
 
 
 def main() -> None:
