@@ -30,6 +30,8 @@ Shorts = npt.NDArray[np.float32]
 BINS: Final = 30
 _FIRST = 2.0
 EDGES: Final = np.concatenate([[0.0], _FIRST * 2 ** (np.arange(BINS) / 2)])
+# What ranks as LRU does: hazards that only fall with age.
+FALLING: Final = 0.3 / (EDGES + 10.0)
 # Groups of ages that have coefficients of their own: the half octaves that each begins with.
 _CUTS = np.array([0, 5, 7, 9, 11, 13, 15, 16, 18])
 GROUPS: Final = len(_CUTS)
@@ -108,7 +110,7 @@ class Hazards:
     def unknown(cls) -> Hazards:
         """Before anything was seen: an order by age, LRU's."""
         shape = STRATA, FEATURES
-        by_age = 0.3 / (EDGES[:-1] + 10.0)
+        by_age = FALLING[:-1]
         return cls(
             np.tile(by_age, (STRATA, 1)),
             np.zeros(shape),
@@ -166,12 +168,12 @@ class Fit:
     def pieces(self) -> Iterator[int]:
         """Do the work. Yields after each piece how many observations it had to do with."""
         yield from self._prove()
-        families = list[_Family]()
+        families, at_risk = list[_Family](), np.zeros(BINS)
         for members in FAMILIES:
             rows = np.flatnonzero(np.isin(self._seen.strata, members))
             family = _Family(members, len(rows))
             for part in _parts(rows):
-                family.take(self._seen, part)
+                at_risk += family.take(self._seen, part)
                 yield len(part)
             if len(rows) < _FEW:
                 self._bare += family.exposure(np.zeros((GROUPS, FEATURES)))
@@ -181,7 +183,8 @@ class Fit:
             yield len(rows) // 4
         rest = np.flatnonzero(self._seen.strata == ANY)
         if len(rest):
-            np.add.at(self._bare, self._seen.strata[rest], _times(self._seen, rest))
+            self._bare[ANY] += _times(self._seen, rest).sum(axis=0)
+        self._hold_against(at_risk + self._bare[ANY])
         for _ in range(_STEPS):
             exposure = self._bare.copy()
             for family in families:
@@ -192,25 +195,28 @@ class Fit:
                 yield from self._improve(family)
 
     def _prove(self) -> Iterator[int]:
-        """Ask the fit before what it had said of the time since, and fit what it is held to."""
+        """Ask the fit before what it had said of the time since."""
         seen, start, proof = self._seen, self._start, self._start.proof.older()
-        exposure = np.zeros(BINS)
-        for rows in _parts(np.arange(len(seen))):
+        begin = np.maximum(seen.begin, seen.known)
+        news = seen.end > begin
+        for part in _parts(np.arange(len(seen))):
+            rows = part[news[part]]
             hazards = start.of(seen.strata[rows], seen.features[rows])
-            begin = np.maximum(seen.begin[rows], seen.known[rows])
-            new = _between(begin, seen.end[rows])
-            fresh = (seen.used[rows] > 0) & (seen.end[rows] > seen.known[rows])
             last = bins_of(seen.end[rows])
             ratio = np.log(hazards[np.arange(len(rows)), last] / start.by_age[last])
-            differences = np.where(fresh, ratio, 0.0)
+            differences = np.where(seen.used[rows] > 0, ratio, 0.0)
+            new = _between(begin[rows], seen.end[rows])
             differences -= (new * (hazards - start.by_age)).sum(axis=1)
             proof = proof.further(seen.weight[rows] * differences)
-            exposure += _times(seen, rows).sum(axis=0)
-            yield len(rows)
+            yield len(part)
+        self.hazards = replace(self.hazards, proof=proof)
+
+    def _hold_against(self, exposure: Floats) -> None:
+        """Fit what the next fit is asked to tell more than."""
         events = self._events.sum(axis=0)
         rate = (events.sum() + 1) / (exposure.sum() + 1000)
         by_age = falling(events + _FLAT_EVENTS, exposure + _FLAT_EVENTS / rate)
-        self.hazards = replace(self.hazards, proof=proof, by_age=by_age)
+        self.hazards = replace(self.hazards, by_age=by_age)
 
     def _improve(self, family: _Family) -> Iterator[int]:
         """One of Newton's steps for each group of ages."""
@@ -248,15 +254,17 @@ class _Family:
         self._used = np.zeros(size, np.float32)
         self._group = np.zeros(size, np.int64)
 
-    def take(self, seen: Observations, rows: Ints) -> None:
-        """Take in some observations."""
+    def take(self, seen: Observations, rows: Ints) -> Shorts:
+        """Take in some observations. Returns their time at risk by half octave."""
         part = slice(self._filled, self._filled + len(rows))
         self._filled = part.stop
         self._strata[part] = seen.strata[rows]
         self._features[part, :-1] = seen.features[rows]
-        self._times[part] = _times(seen, rows)
+        times = self._times[part] = _times(seen, rows)
         self._used[part] = seen.used[rows] * seen.weight[rows]
         self._group[part] = GROUP_OF[bins_of(seen.end[rows])]
+        at_risk: Shorts = times.sum(axis=0)
+        return at_risk
 
     def scale(self, hazards: Hazards) -> None:
         """Measure features from their means in units of their spread."""

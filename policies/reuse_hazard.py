@@ -22,6 +22,7 @@ from kvtiers.policies.reuse_classes import LEFT, OUTPUT
 from kvtiers.policies.reuse_fit import (
     BINS,
     EDGES,
+    FALLING,
     OUTPUTS,
     Fit,
     Floats,
@@ -35,8 +36,7 @@ from kvtiers.policies.reuse_fit import (
 _WIDTHS: Final = np.diff(EDGES)
 _EDGE_LIST: Final[list[float]] = EDGES.tolist()
 _TINY = 1e-12
-# An index that only falls with age.
-_BY_AGE: Final = (0.3 / (EDGES + 10.0)).astype(np.float32)
+_BY_AGE: Final = FALLING.astype(np.float32)
 # What a session went on without goes before all else, in the order of its index.
 _LEFT_SHARE = 1e-3
 # Curves computed together: what fits a processor's cache.

@@ -8,7 +8,7 @@ policy keeps facts of chunks that some tier holds, so it waits for them.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from kvtiers.policies import ChunkId, Policy, Run
 from kvtiers.tiers.directory import State
@@ -38,23 +38,23 @@ class HeatInbox:
 
     def stored(self, runs: Iterable[Run]) -> None:
         """These chunks are in the arena now."""
-        if not self._waiting:
-            return
-        for run in runs:
-            for chunk in run.chunks:
-                waiting = self._waiting.pop(chunk, None)
-                if waiting is not None:
-                    self._policy.on_heat(*waiting)
+        for run, heat in self._waiting_for(runs):
+            self._policy.on_heat(run, heat)
 
     def used(self, runs: Iterable[Run]) -> None:
         """A request starts with these, of which some may have come from a tier."""
+        for run, heat in self._waiting_for(runs):
+            self.measured(run, heat)
+
+    def _waiting_for(self, runs: Iterable[Run]) -> Iterator[tuple[Run, Sequence[float]]]:
+        """What waits for one of these chunks, which is to wait no more."""
         if not self._waiting:
             return
         for run in runs:
             for chunk in run.chunks:
                 waiting = self._waiting.pop(chunk, None)
                 if waiting is not None:
-                    self.measured(*waiting)
+                    yield waiting
 
     def forget(self) -> None:
         """Nothing measured so far says anything any more."""
