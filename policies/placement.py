@@ -86,6 +86,8 @@ class PlacementPolicy(PolicyAround):
         # What the first tier holds and a lower one was given the next chunk of: without it,
         # whoever asks would not get that far.
         self._before: dict[ChunkId, str] = {}
+        rules = self.placement
+        self._remembers_before = rules.write == "on_eviction" and rules.admission != "all"
         self._history: UseHistory | None = None
         self._chunk_bytes = 1
 
@@ -142,8 +144,11 @@ class PlacementPolicy(PolicyAround):
             return self.inner.admit(run, tier)
         most = self._admitted(run, tier)
         admitted = self.inner.admit(run.head(most), tier) if most else 0
-        if admitted and run.parent is not None and self.placement.write == "on_eviction":
+        if admitted and run.parent is not None and self._remembers_before:
             self._before[run.parent] = tier
+            if len(self._before) > _MOST_REMEMBERED:
+                # Of some the first tier holds nothing any more, and nobody will say so.
+                del self._before[next(iter(self._before))]
         return admitted
 
     def demote(self, chunk: ChunkId, from_tier: str) -> str | None:

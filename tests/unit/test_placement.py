@@ -246,6 +246,22 @@ def test_what_comes_before_a_demoted_chunk_goes_where_that_went() -> None:
     assert policy.demote(run.chunks[1], "cpu") is None, "it is gone"
 
 
+@pytest.mark.parametrize(("rule", "most"), [(DEMOTE, 0), (DEMOTE_REUSED, 4)])
+def test_what_comes_before_is_remembered_only_where_it_is_asked_for_and_within_bounds(
+    rule: Placement, most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Chunks may go down whose parent has left the arena before them: nobody says so again."""
+    monkeypatch.setattr("kvtiers.policies.placement._MOST_REMEMBERED", 4)
+    policy = with_placement(LruPolicy([TierInfo("cpu", 100), TierInfo("disk", 100)]), rule)
+    assert isinstance(policy, PlacementPolicy)
+    for n in range(0, 40, 2):
+        run = Run((n + 1,), 1, 1, parent=n)
+        for again in range(2):
+            policy.on_request(PolicyRequest(f"{n}-{again}", (run,)))
+        assert policy.admit(run, "disk") == 1
+    assert len(policy._before) == most
+
+
 def test_a_write_to_a_tier_that_is_busy_serving_has_to_pay() -> None:
     policy = policy_with(0.01, two_tiers(0.1, 5.0, write=0.1))
     chunk = prefix("p", 4).chunks[-1]
