@@ -1,5 +1,7 @@
 """Hazards of reuse: what a fit finds in observations that were drawn from known ones."""
 
+from dataclasses import astuple, replace
+
 import numpy as np
 import numpy.typing as npt
 import pytest
@@ -38,6 +40,23 @@ def fitted(*all_seen: Observations) -> HazardLearner:
     return learner
 
 
+def quick_and_slow(
+    n: int, slow: float = 500.0, swapped: bool = False
+) -> tuple[Observations, Shorts]:
+    """Uses after 50 s or later, told apart by the output, and their features, in this order."""
+    rng = np.random.default_rng(1)
+    times = np.concatenate([rng.exponential(50.0, n), rng.exponential(slow, n)])
+    rows = np.concatenate([features(10, n), features(400, n)])
+    return observed(times, rows[::-1] if swapped else rows, 400.0), rows
+
+
+def goes_by_age(learner: HazardLearner) -> bool:
+    """Whether the index tells nothing apart."""
+    rows = np.concatenate([features(10, 1), features(400, 1)])
+    quick, slow = learner.curves(np.array([OWN, OWN]), rows)
+    return np.array_equal(quick, slow)
+
+
 @pytest.mark.parametrize("begin", [0.0, 30.0])
 def test_a_hazard_is_learned_from_uses_and_from_waiting(begin: float) -> None:
     """Uses after an exponential time of mean 100 s, given up on after 200 s."""
@@ -50,10 +69,7 @@ def test_a_hazard_is_learned_from_uses_and_from_waiting(begin: float) -> None:
 
 
 def test_the_index_of_a_constant_hazard_is_the_hazard_once_that_tells_more_than_age() -> None:
-    rng, n = np.random.default_rng(1), 3000
-    times = np.concatenate([rng.exponential(50.0, n), rng.exponential(500.0, n)])
-    rows = np.concatenate([features(10, n), features(400, n)])
-    seen = observed(times, rows, 400.0)
+    seen, rows = quick_and_slow(3000)
     by_age = fitted().curves(np.array([OWN, OWN]), rows[[0, -1]])
     assert np.array_equal(by_age[0], by_age[1])
     assert (np.diff(by_age) < 0).all()
@@ -65,10 +81,7 @@ def test_the_index_of_a_constant_hazard_is_the_hazard_once_that_tells_more_than_
 
 
 def test_a_feature_that_tells_quick_from_slow_is_found() -> None:
-    rng, n = np.random.default_rng(1), 3000
-    times = np.concatenate([rng.exponential(50.0, n), rng.exponential(500.0, n)])
-    rows = np.concatenate([features(10, n), features(400, n)])
-    seen = observed(times, rows, 400.0)
+    seen, rows = quick_and_slow(3000)
     learner = fitted(seen, seen, seen)
     chances = learner.chances(np.array([OWN, OWN]), rows[[0, -1]], np.zeros(2), 50.0)
     assert chances == pytest.approx([1 - np.exp(-1), 1 - np.exp(-0.1)], rel=0.15)
@@ -90,6 +103,28 @@ def test_what_stands_for_several_counts_so_often() -> None:
         chances += learner.chances(strata[:1], rows[:1], np.zeros(1), 2.0).tolist()
     # Of 3 and of 11 that were looked at; some of the two seconds after the use.
     assert chances[0] > 2 * chances[1]
+
+
+def test_a_model_that_was_wrong_is_not_believed_until_the_next_was_right() -> None:
+    seen, _ = quick_and_slow(3000, slow=75.0)
+    turned, _ = quick_and_slow(3000, slow=75.0, swapped=True)
+    assert not goes_by_age(fitted(seen, seen))
+    assert goes_by_age(fitted(seen, seen, turned))
+    assert not goes_by_age(fitted(seen, seen, turned, turned))
+
+
+def test_what_stands_for_several_proves_so_much() -> None:
+    """Two of three say the same: not enough, unless each of them stands for some."""
+    seen, _ = quick_and_slow(2000)
+    against, _ = quick_and_slow(1000, swapped=True)
+    for weight, by_age in (1.0, True), (5.0, False):
+        weighty = replace(seen, weight=np.full(len(seen), weight))
+        assert goes_by_age(fitted(seen, together(weighty, against))) == by_age
+
+
+def together(*parts: Observations) -> Observations:
+    columns = zip(*(astuple(part) for part in parts), strict=True)
+    return Observations(*map(np.concatenate, columns))
 
 
 def test_a_result_counts_only_when_the_fit_is_over() -> None:

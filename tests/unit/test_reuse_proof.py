@@ -40,8 +40,9 @@ def test_many_small_gains_prove_what_a_single_large_one_does_not() -> None:
     assert not Proof().further(np.array([50.0])).holds
 
 
-def test_one_that_was_far_off_does_not_hide_what_many_others_say() -> None:
-    assert Proof().further(np.append(np.full(100, 0.5), -1000.0)).holds
+@pytest.mark.parametrize("alone", [-1000.0, 1000.0])
+def test_one_that_was_far_off_does_not_hide_what_many_others_say(alone: float) -> None:
+    assert Proof().further(np.append(np.full(100, 0.5), alone)).holds
 
 
 def test_what_spoke_against_one_fit_does_not_count_against_the_next() -> None:
@@ -54,4 +55,12 @@ def test_what_spoke_for_the_model_is_forgotten_in_the_end() -> None:
     proof = Proof().further(np.full(100, 0.5))
     for _ in range(10):
         proof = proof.older().further(np.array([1.0, -1.0] * 50))
+    assert not proof.holds
+
+
+def test_what_spoke_for_the_model_long_ago_proves_nothing() -> None:
+    proof = Proof().further(np.full(100, 0.5))
+    assert proof.older().holds
+    for _ in range(30):
+        proof = proof.older()
     assert not proof.holds
