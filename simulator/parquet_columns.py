@@ -23,7 +23,6 @@ _RUNS = ("run_start", "run_len", "output_run_start", "output_run_len")
 # What is no hint: read by name, or unknown when the request arrives.
 _NOT_HINTS = {
     *_NUMBERS,
-    *_RUNS,
     *("req", "session", "turn", "stop", "t_in_session_s", "api_s"),
     *("queued_s", "busy_s", "tenant", "finish"),
 }
@@ -95,11 +94,9 @@ class Columns:
             nulls = [i for i, v in enumerate(column.to_pylist()) if v is None or None in v]
             raise TraceError(f"{self._path}, row {nulls[0]}: {name} has a null.")
         offsets = np.asarray(column.offsets).tolist()
-        flat = column.values.to_numpy(zero_copy_only=False)
-        if flat.dtype == np.uint64:
-            # What is too large for a signed number stays too large.
-            flat = np.minimum(flat, np.uint64(np.iinfo(np.int64).max))
-        return list(pairwise(offsets)), flat.astype(np.int64)
+        # What is too large for a signed number becomes one below 0, which no run has either.
+        flat = column.values.to_numpy(zero_copy_only=False).astype(np.int64)
+        return list(pairwise(offsets)), flat
 
     def _turn(self, i: int) -> int | None:
         turn = self._values["turn"][i] if "turn" in self._values else None
@@ -116,7 +113,7 @@ class Columns:
 
 
 def check_columns(path: str, table: Any) -> None:
-    """Whether all that a trace needs is there, once, and of a type that can be meant.
+    """Whether all that a trace needs is there, and of a type that can be meant.
 
     Raises:
         TraceError: it is not.
@@ -143,8 +140,6 @@ def check_columns(path: str, table: Any) -> None:
             f"Columns there: {', '.join(names)}."
         )
     for name in names:
-        if names.count(name) > 1:
-            raise TraceError(f"{path}: it has several columns {name}.")
         fits, words = wanted.get(name, (lambda _kind: True, ""))
         if not fits(_type(table, name)):
             raise TraceError(f"{path}: {name} must hold {words}, not {_type(table, name)}.")

@@ -184,6 +184,25 @@ def test_columns_of_another_type_are_told(tmp_path: Path, name: str, values: lis
         read_trace(file)
 
 
+def test_a_column_that_is_there_twice_is_told(tmp_path: Path) -> None:
+    pa = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    file = parquet_file(tmp_path / "t.parquet")
+    table = parquet.read_table(file)
+    parquet.write_table(table.append_column("t_s", pa.array([5.0, 6.0])), file)
+    with pytest.raises(TraceError, match=r"it is damaged: .*duplicate"):
+        read_trace(file)
+
+
+def test_of_nulls_in_lists_the_row_is_told(tmp_path: Path) -> None:
+    pa = pytest.importorskip("pyarrow")
+    starts = pa.array([[], [None]], pa.list_(pa.int64()))
+    file = parquet_file(tmp_path / "t.parquet", run_start=starts)
+    with pytest.raises(TraceError, match="row 1: run_start has a null"):
+        read_trace(file)
+
+
 def test_lists_that_lie_otherwise_in_memory_are_told(tmp_path: Path) -> None:
     pa = pytest.importorskip("pyarrow")
     fixed = pa.array([[0], [0]], pa.list_(pa.int64(), 1))
@@ -215,6 +234,8 @@ def test_a_turn_that_is_missing_is_none_as_pandas_has_it_too(tmp_path: Path) -> 
     for turns in ([None, 3], [float("nan"), 3.0]):
         file = parquet_file(tmp_path / "t.parquet", turn=turns)
         assert [request.turn for request in read_trace(file).requests] == [None, 3]
+    file = parquet_file(tmp_path / "t.parquet", turn=[None, None])
+    assert [request.turn for request in read_trace(file).requests] == [None, None]
     with pytest.raises(TraceError, match="row 0: turn must be a whole number, not inf"):
         read_trace(parquet_file(tmp_path / "t.parquet", turn=[float("inf"), 3.0]))
 
