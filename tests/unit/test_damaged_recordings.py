@@ -52,6 +52,19 @@ def test_any_bytes(whole: Path, tmp_path: Path, data: st.DataObject) -> None:
     assert_told_or_shown(part)
 
 
+@pytest.mark.parametrize("text", [b"words", b"session"])
+def test_text_that_is_none(whole: Path, tmp_path: Path, text: bytes) -> None:
+    """In a value or the name of a column."""
+    part = tmp_path / "part.parquet"
+    table = parquet.read_table(whole)
+    words = pa.array(["words"] * 4)
+    table = table.set_column(table.column_names.index("session"), "session", words)
+    parquet.write_table(table, part)
+    part.write_bytes(part.read_bytes().replace(text, b"\xff" * len(text)))
+    with pytest.raises(RecordingError, match="can't be read as Parquet"):
+        summarise([part])
+
+
 @pytest.mark.parametrize(
     "name", ["t_s", "input_len", "output_len", "run_start", "run_len", "session", "tenant"]
 )

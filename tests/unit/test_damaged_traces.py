@@ -166,6 +166,15 @@ def test_damaged_parquet(tmp_path: Path, data: st.DataObject) -> None:
     assert_read_or_refused(file)
 
 
+@pytest.mark.parametrize("text", [b"words", b"session"])
+def test_text_that_is_none_in_a_value_or_the_name_of_a_column(tmp_path: Path, text: bytes) -> None:
+    pytest.importorskip("pyarrow")
+    file = parquet_file(tmp_path / "t.parquet", session=["words", "words"])
+    file.write_bytes(file.read_bytes().replace(text, b"\xff" * len(text)))
+    with pytest.raises(TraceError, match="it is damaged"):
+        read_trace(file)
+
+
 def damaged(content: bytes, data: st.DataObject) -> bytes:
     """With some bytes changed, and perhaps the end cut off."""
     positions = st.integers(0, len(content) - 1)

@@ -69,7 +69,7 @@ def test_a_row_says_what_a_request_was_made_of_and_which_tier_served_how_much(re
 def test_requests_are_counted_as_they_are_admitted_though_they_end_in_another_order(
     recorder, tmp_path
 ):
-    long, short = request("1", "ab"), request("2", "cd")
+    long, short = request("1", "a"), request("2", "cd")
     recorder.admitted(long, 0, {})
     recorder.admitted(short, 0, {})
     end(recorder, short)
@@ -78,7 +78,7 @@ def test_requests_are_counted_as_they_are_admitted_though_they_end_in_another_or
     # Numbers go to chunks as requests end.
     assert [row["run_start"] for row in rows_in(tmp_path / "rec")] == [[2], [0]]
     trace = read_trace(tmp_path / "rec")
-    assert [asked.row for asked in trace.requests] == [0, 1]
+    assert [asked.prompt_chunks for asked in trace.requests] == [1, 2]
     assert trace.requests[0].arrival <= trace.requests[1].arrival
 
 
