@@ -32,6 +32,7 @@ class Tier:
         session: str = "",
         reason: str = "stop",
         agent: str = "",
+        tenant: str = "",
     ) -> int:
         """Hit length of the prompt."""
         self.now, self.served = now, self.served + 1
@@ -39,7 +40,7 @@ class Tier:
         request = PolicyRequest(
             f"r{self.served}", (run,), now, session=session, prompt_tokens=256 * len(prompt)
         )
-        request.hints = {"agent": agent}
+        request.tenant, request.hints = tenant, {"agent": agent}
         hit = next((i for i, c in enumerate(prompt) if c not in self.held), len(prompt))
         self.policy.on_request(request)
         if hit:
@@ -63,10 +64,12 @@ class Tier:
             self.held.update(run.chunks)
 
 
-# Of each kind of prompt: how many chunks, why its request ends, and whether it comes again.
-Kind = tuple[int, str, bool]
-BY_LENGTH: tuple[Kind, Kind] = (4, "stop", True), (30, "stop", False)
-BY_REASON: tuple[Kind, Kind] = (10, "tool_use", True), (10, "end_turn", False)
+# Of each kind of prompt: how many chunks, why its request ends, which agent of a session of its
+# own asks, and whether it comes again.
+Kind = tuple[int, str, str, bool]
+BY_LENGTH: tuple[Kind, Kind] = (4, "stop", "", True), (30, "stop", "", False)
+BY_REASON: tuple[Kind, Kind] = (10, "tool_use", "", True), (10, "end_turn", "", False)
+BY_AGENT: tuple[Kind, Kind] = (10, "stop", "helper", True), (10, "stop", "", False)
 
 
 def after_returning_and_single_prompts(
@@ -75,23 +78,23 @@ def after_returning_and_single_prompts(
     """Prompts that come back after a minute among others that never do; the share of hits."""
     tier, rng, ids = Tier(policy_class, 120), random.Random(5), iter(range(10**9))
     hits, asked = 0, 0
-    due: list[tuple[float, range, str]] = []
+    due: list[tuple[float, range, str, str]] = []
     for step in range(3000):
         now = 2.0 * step
         while due and due[0][0] <= now:
-            _, prompt, reason = due.pop(0)
+            _, prompt, reason, agent = due.pop(0)
             asked += len(prompt)
-            hits += tier.serve(now, prompt, reason=reason)
+            hits += tier.serve(now, prompt, agent and f"s{prompt.start}", reason, agent)
         start = next(islice(ids, 64, None))
-        chunks, reason, returns = kinds[rng.random() < 0.5]
+        chunks, reason, agent, returns = kinds[rng.random() < 0.5]
         prompt = range(start, start + chunks)
-        tier.serve(now, prompt, reason=reason)
+        tier.serve(now, prompt, agent and f"s{start}", reason, agent)
         if returns:
-            due.append((now + 60, prompt, reason))
+            due.append((now + 60, prompt, reason, agent))
     return tier, hits / asked
 
 
-@pytest.mark.parametrize("kinds", [BY_LENGTH, BY_REASON])
+@pytest.mark.parametrize("kinds", [BY_LENGTH, BY_REASON, BY_AGENT])
 def test_prompts_that_return_are_kept_before_those_that_never_do(kinds: tuple[Kind, Kind]) -> None:
     _, ours = after_returning_and_single_prompts(PrefixReusePolicy, kinds)
     _, lru = after_returning_and_single_prompts(LruPolicy, kinds)
@@ -229,6 +232,14 @@ def test_an_agent_does_not_leave_behind_what_its_session_needs() -> None:
     tier.serve(0.0, range(100, 110), "other")
     tier.serve(1.0, range(20), "one")
     tier.serve(2.0, range(200, 210), "one", agent="helper")
+    assert list(tier.policy.victims("cpu", 10))[:10] == list(range(109, 99, -1))
+
+
+def test_sessions_of_one_name_are_of_different_tenants() -> None:
+    tier = Tier(PrefixReusePolicy, 60)
+    tier.serve(0.0, range(100, 110), "other")
+    tier.serve(1.0, range(20), "one", tenant="here")
+    tier.serve(2.0, range(200, 210), "one", tenant="there")
     assert list(tier.policy.victims("cpu", 10))[:10] == list(range(109, 99, -1))
 
 
