@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 from kvtiers.simulator.errors import SimulatorError, TraceError
 from kvtiers.simulator.numbering import Ids
-from kvtiers.simulator.parquet_columns import Columns, check_columns
+from kvtiers.simulator.parquet_columns import Columns, check_columns, read_intact
 from kvtiers.simulator.rows import Row, Source
 from kvtiers.tiers.recording_format import RecordingError, parts_of
 
@@ -64,21 +64,16 @@ def open_source(path: str) -> Source:
 def _table(path: str) -> Any:
     try:
         import pyarrow as pa
-        from pyarrow import parquet
     except ImportError:
         raise SimulatorError(
             f"{path}: reading Parquet needs pyarrow. Try: pip install 'kvtiers[simulate]'."
         ) from None
     try:
-        table = parquet.read_table(parts_of(path))
-        # Damage that the format's own checks let pass, such as text that is no UTF-8.
-        table.validate(full=True)
-        table.column_names  # noqa: B018 - raises if one is no UTF-8
+        return read_intact(parts_of(path))
     except RecordingError as error:
         raise TraceError(str(error)) from None
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         raise TraceError(f"{path}: it is damaged: {' '.join(str(error).split())}") from None
-    return table
 
 
 def _number(path: str, metadata: Mapping[str, str], key: str) -> int:

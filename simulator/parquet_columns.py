@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -26,6 +27,19 @@ _NOT_HINTS = {
     *("req", "session", "turn", "stop", "t_in_session_s", "api_s"),
     *("queued_s", "busy_s", "tenant", "finish"),
 }
+
+
+def read_intact(files: Path | Sequence[Path]) -> Any:
+    """The table in these files. Raises what pyarrow raises if one is damaged.
+
+    That may be a UnicodeDecodeError: text that is no UTF-8 is seen only when one looks.
+    """
+    from pyarrow import parquet
+
+    table = parquet.read_table(files)
+    table.validate(full=True)
+    table.column_names  # noqa: B018 - raises if one is no UTF-8
+    return table
 
 
 class Columns:

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from kvtiers.simulator.parquet_columns import read_intact
 from kvtiers.tiers.fs_files import made
 from kvtiers.tiers.recording_format import (
     EXTRA,
@@ -185,7 +186,7 @@ def _about(path: Path, metadata: Mapping[str, str]) -> About:
 
 
 def _metadata(path: Path) -> Mapping[str, str]:
-    schema = _read(path, "read_schema")
+    schema = _read(path, _pyarrow(path)[0].read_schema)
     found: Mapping[bytes, bytes] = schema.metadata or {}
     return {
         key.decode(errors="replace"): value.decode(errors="replace") for key, value in found.items()
@@ -195,22 +196,17 @@ def _metadata(path: Path) -> Mapping[str, str]:
 def _tables(parts: Sequence[Path]) -> Iterator[tuple[Path, Any]]:
     """Each part, read when it is asked for."""
     for path in parts:
-        yield path, _read(path, "read_table")
+        yield path, _read(path, read_intact)
 
 
-def _read(path: Path, reader: str) -> Any:
-    """What that function of ``pyarrow.parquet`` finds in the file."""
-    parquet, errors = _pyarrow(path)
+def _read(path: Path, reader: Callable[[Path], Any]) -> Any:
+    """What the reader finds in the file."""
+    _, errors = _pyarrow(path)
     try:
-        found = getattr(parquet, reader)(path)
-        if reader == "read_table":
-            # Damage that the format's own checks let pass, such as text that is no UTF-8.
-            found.validate(full=True)
-            found.column_names  # noqa: B018 - raises if one is no UTF-8
+        return reader(path)
     except (errors, OSError, UnicodeDecodeError) as error:
         told = " ".join(str(error).split())
         raise RecordingError(f"{path}: it can't be read as Parquet: {told}") from None
-    return found
 
 
 def _pyarrow(path: Path) -> tuple[Any, type[Exception]]:
