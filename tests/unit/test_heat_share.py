@@ -11,7 +11,7 @@ import pytest
 from hierarchy_kit import DictTier, Stack, prefix
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from kvtiers.connector import heat_watch
+from kvtiers.connector import heat_share, heat_watch
 from kvtiers.connector.heat import HeatCost, HeatSettings
 from kvtiers.connector.heat_book import HeatBook, HeatPlan
 from kvtiers.connector.heat_records import Prompt, decode, encode
@@ -159,9 +159,76 @@ def test_the_hour_before_is_read_too_and_older_ones_are_not(engines: Engines) ->
 def test_what_is_private_is_told_nobody(engines: Engines) -> None:
     engines.namespaces[0] = Namespace("b" * 16, shareable=False)
     engines.tell(0, prompt("a"))
+    assert list(engines.folder.rglob("*.kv")) == []
     engines.namespaces[0] = OURS
     engines.tell(0)
     assert engines.hear(1) == []
+
+
+def test_nothing_is_told_before_it_is_time(engines: Engines) -> None:
+    engines.shares[0].note(Run(prompt("a").chunks), prompt("a").measured)
+    assert engines.hear(0) == engines.hear(1) == []
+    engines.tell(0)
+    assert same(engines.hear(1), [prompt("a")])
+
+
+def test_what_was_measured_before_a_reset_is_neither_told_nor_heard(engines: Engines) -> None:
+    engines.tell(0, prompt("theirs"))
+    made = watch()
+    made._share = engines.shares[1]
+    made._share.exchange(tell=False)
+    made._share.note(Run(prompt("ours").chunks), prompt("ours").measured)
+    made.forget()
+    assert list(made._share.take()) == []
+    made._share.exchange(tell=True)
+    assert engines.hear(0) == []
+
+
+def test_a_namespace_that_changes_while_it_is_read_is_heard_no_more(engines: Engines) -> None:
+    engines.tell(0, prompt("a"))
+    tier, now = engines.tiers[1], iter([OURS])
+    share = HeatShare(tier, lambda: next(now, Namespace("b" * 16)), clock=lambda: engines.now)
+    share.exchange(tell=False)
+    assert list(share.take()) == []
+
+
+def test_of_an_hour_no_more_entries_are_read_than_its_bound(
+    engines: Engines, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(heat_share, "_MOST_ENTRIES", 2)
+    for name in "abc":
+        engines.tell(0, prompt(name))
+    assert same(engines.hear(1), [prompt("a"), prompt("b")])
+
+
+def test_who_comes_behind_several_others_writes_after_them_all(
+    engines: Engines, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Entries that came one by one between its read and its write."""
+    write, others = engines.tiers[1].write, [prompt("a"), prompt("b")]
+
+    def overtaken(*what: Any) -> list[WriteOutcome]:
+        if others:
+            engines.tell(0, others.pop(0))
+        return write(*what)
+
+    monkeypatch.setattr(engines.tiers[1], "write", overtaken)
+    engines.tell(1, prompt("c"))
+    assert same(engines.hear(2), [prompt(name) for name in "abc"])
+
+
+def test_an_entry_that_is_there_and_cannot_be_read_ends_the_writing(
+    engines: Engines, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tried = []
+
+    def exists(keys: Sequence[Any], _: Any) -> list[WriteOutcome]:
+        tried.extend(keys)
+        return [WriteOutcome.EXISTS] * len(keys)
+
+    monkeypatch.setattr(engines.tiers[0], "write", exists)
+    engines.tell(0, prompt("a"))
+    assert len(tried) == 1
 
 
 def test_other_namespaces_are_not_heard(engines: Engines) -> None:
@@ -259,6 +326,28 @@ def test_a_step_takes_in_a_few_of_many(engines: Engines, monkeypatch) -> None:
     engines.tell(0, *map(prompt, "abc"))
     made._share.exchange(tell=False)
     assert [len(list(made.told({}))) for _ in range(3)] == [2, 1, 0]
+
+
+def test_who_watches_tells_the_rest_at_the_end(engines: Engines) -> None:
+    made = watch()
+    made._share = engines.shares[1]
+    made._share.note(Run(prompt("a").chunks), prompt("a").measured)
+    made._share.start()
+    made.close()
+    assert same(engines.hear(0), [prompt("a")])
+
+
+@pytest.mark.parametrize("stores", [True, False])
+def test_an_engine_shares_through_its_tier_and_writes_if_it_stores(
+    engines: Engines, stores: bool
+) -> None:
+    stack = Stack(8, {"near": DictTier(), "shared": engines.tiers[0]}, stores=stores)
+    made = watch()
+    made.opened(stack.h)
+    assert made._share is not None
+    made._share.note(Run(prompt("a").chunks), prompt("a").measured)
+    made.close()
+    assert bool(list(engines.folder.rglob("*.kv"))) == stores
 
 
 def test_without_a_shared_tier_it_says_so(caplog) -> None:
