@@ -232,7 +232,7 @@ def table(found: HeatMap) -> Table:
         bar = "" if chunk == 0 else "█" * round(_BAR * float(mean) / scale)
         snippet = printable(" ".join(found.texts[chunk].split())[:_SNIPPET])
         cells = (str(chunk), found.spans[chunk], f"{mean:9.2%}", bar, most)
-        grid.add_row(*map(Text, cells), Text(snippet, no_wrap=True, overflow="ellipsis"))
+        grid.add_row(*map(Text, cells), Text(snippet, no_wrap=True))
     return grid
 
 

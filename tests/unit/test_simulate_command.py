@@ -213,7 +213,7 @@ def test_json_goes_to_the_output_alone(trace: Path, capsys) -> None:
 
 def test_results_can_be_read_as_parquet_and_seen_as_curves(tmp_path: Path, trace: Path) -> None:
     pytest.importorskip("matplotlib")
-    table, picture = tmp_path / "out.parquet", tmp_path / "out.png"
+    table, picture = tmp_path / "out.parquet", tmp_path / "out.PNG"
     words = ("--policies", "lru,min", "--capacity", "2,6", "--parquet", table, "--plot", picture)
     rows = rows_of(tmp_path, trace, *words)
     assert parquet.read_table(table).to_pylist() == rows
