@@ -337,17 +337,24 @@ def test_who_watches_tells_the_rest_at_the_end(engines: Engines) -> None:
     assert same(engines.hear(0), [prompt("a")])
 
 
+class SharedTier(DictTier):
+    """One that leaves it to who opened it whether it may be written to."""
+
+    shared = True
+
+
 @pytest.mark.parametrize("stores", [True, False])
-def test_an_engine_shares_through_its_tier_and_writes_if_it_stores(
-    engines: Engines, stores: bool
-) -> None:
-    stack = Stack(8, {"near": DictTier(), "shared": engines.tiers[0]}, stores=stores)
+def test_an_engine_shares_through_its_tier_and_writes_if_it_stores(stores: bool) -> None:
+    near, tier = DictTier(), SharedTier()
+    stack = Stack(8, {"near": near, "shared": tier}, stores=stores)
     made = watch()
     made.opened(stack.h)
     assert made._share is not None
     made._share.note(Run(prompt("a").chunks), prompt("a").measured)
     made.close()
-    assert bool(list(engines.folder.rglob("*.kv"))) == stores
+    assert "read" in tier.calls
+    assert len(tier.chunks) == stores
+    assert not near.calls
 
 
 def test_without_a_shared_tier_it_says_so(caplog) -> None:
