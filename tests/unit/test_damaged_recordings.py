@@ -82,6 +82,16 @@ def test_any_column(whole: Path, tmp_path: Path, name: str, values: Any) -> None
         summarise([part])
 
 
+@pytest.mark.parametrize("lengths", [[[2]] * 3 + [[]], [[2]] * 3 + [[None]]])
+def test_runs_without_a_length(whole: Path, tmp_path: Path, lengths: list[list[Any]]) -> None:
+    table = parquet.read_table(whole)
+    column = table.column_names.index("run_len")
+    part = tmp_path / "part.parquet"
+    parquet.write_table(table.set_column(column, "run_len", pa.array(lengths)), part)
+    with pytest.raises(RecordingError, match="run_start and run_len don't fit together"):
+        summarise([part])
+
+
 @pytest.mark.parametrize("key", ["tiers", "chunk_tokens", "chunk_bytes", "stores_output"])
 @pytest.mark.parametrize("value", [b"[" * 100_000, b"\xff", b"", b'[{"name": [], "capacity": 1}]'])
 def test_any_metadata(whole: Path, tmp_path: Path, key: str, value: bytes) -> None:
