@@ -48,7 +48,8 @@ _OWN_EVENTS, _ALL_EVENTS = 3.0, 1.5
 _GROUP_EVENTS, _EVENTS = 100.0, 5.0
 # The same for what they are held against, around a hazard that is the same at all ages.
 _FLAT_EVENTS = 0.5
-# Newton's steps, as there is a fit to start from, and the largest change of each.
+# Newton's steps, as there is a fit to start from, and the most that each changes the logarithm
+# of a hazard.
 _STEPS, _LARGEST = 3, 1.0
 _MOST = 5.0
 # Fewer observations than this say nothing of features.
@@ -207,7 +208,7 @@ class Fit:
             differences = np.where(seen.used[rows] > 0, ratio, 0.0)
             new = _between(begin[rows], seen.end[rows])
             differences -= (new * (hazards - start.by_age)).sum(axis=1)
-            proof = proof.further(seen.weight[rows] * differences)
+            proof = proof.further(differences, seen.weight[rows])
             yield len(part)
         self.hazards = replace(self.hazards, proof=proof)
 
@@ -230,7 +231,8 @@ class Fit:
                 yield len(part)
             after[group] = mean
             if len(rows):
-                after[group] = before[group] + _step(before[group], mean, gradient, curvature)
+                step = _step(before[group], mean, gradient, curvature)
+                after[group] = before[group] + family.within_reach(rows, step)
         self.hazards.coefficients[list(family.members)] = after
 
 
@@ -300,6 +302,15 @@ class _Family:
         times = self._times[:, group == GROUP_OF].any(axis=1)
         return np.flatnonzero(times | ((self._group == group) & (self._used > 0)))
 
+    def within_reach(self, rows: Ints, step: Floats) -> Floats:
+        """As much of a step as changes the logarithm of no hazard by too much.
+
+        Newton's method trusts the curvature where it stands: from hazards that are far too low it
+        steps far beyond the ones that are right.
+        """
+        change = np.abs(self._features[rows, :-1] @ step.astype(np.float32)).max()
+        return step / max(1.0, float(change) / _LARGEST)
+
     def sum_up(
         self, rows: Ints, group: int, coefficients: Floats, base: Floats, gradient: Floats,
         curvature: Floats,
@@ -337,7 +348,7 @@ def _step(before: Floats, mean: Floats, gradient: Floats, curvature: Floats) -> 
     slope -= _GROUP_EVENTS * (before - mean) + _EVENTS / GROUPS * before
     bend = curvature[:-1, :-1] - np.outer(level, level) / total + ridge * np.eye(FEATURES)
     step: Floats = np.linalg.solve(bend, slope)
-    return step / max(1.0, float(np.abs(step).max()) / _LARGEST)
+    return step
 
 
 def _smooth(base: Floats, events: Floats, exposure: Floats) -> None:

@@ -48,9 +48,9 @@ class Proof:
         """The same one fit later. What spoke against the model did so of one that is no more."""
         return Proof(_KEPT * self.gain, _KEPT * self.squares) if self.gain > 0 else Proof()
 
-    def further(self, differences: Floats) -> Proof:
-        """With what some more observations say."""
-        bounded = np.minimum(np.maximum(differences, -_LARGEST), _LARGEST)
+    def further(self, differences: Floats, weights: Floats) -> Proof:
+        """With what some more observations say, each of which stands for so many."""
+        bounded = weights * np.minimum(np.maximum(differences, -_LARGEST), _LARGEST)
         return Proof(self.gain + float(bounded.sum()), self.squares + float((bounded**2).sum()))
 
 

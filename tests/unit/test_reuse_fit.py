@@ -105,12 +105,16 @@ def test_what_stands_for_several_counts_so_often() -> None:
     assert chances[0] > 2 * chances[1]
 
 
-def test_a_model_that_was_wrong_is_not_believed_until_the_next_was_right() -> None:
-    seen, _ = quick_and_slow(3000, slow=75.0)
-    turned, _ = quick_and_slow(3000, slow=75.0, swapped=True)
+@pytest.mark.parametrize("slow", [75.0, 150.0, 500.0])
+def test_a_model_that_was_wrong_is_not_believed_until_the_next_was_right(slow: float) -> None:
+    seen, rows = quick_and_slow(3000, slow)
+    turned, _ = quick_and_slow(3000, slow, swapped=True)
     assert not goes_by_age(fitted(seen, seen))
     assert goes_by_age(fitted(seen, seen, turned))
-    assert not goes_by_age(fitted(seen, seen, turned, turned))
+    found = fitted(seen, seen, turned, turned)
+    assert not goes_by_age(found)
+    chances = found.chances(np.array([OWN, OWN]), rows[[0, -1]], np.zeros(2), 50.0)
+    assert chances == pytest.approx([1 - np.exp(-50 / slow), 1 - np.exp(-1)], rel=0.15)
 
 
 def test_what_stands_for_several_proves_so_much() -> None:
