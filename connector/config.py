@@ -16,7 +16,6 @@ from typing import Any
 from kvtiers.connector.config_entries import EntryReader
 from kvtiers.connector.config_errors import (
     ConfigError,
-    did_you_mean,
     from_pydantic,
     misplaced_key,
     options_of,
@@ -31,6 +30,7 @@ from kvtiers.connector.config_specs import PolicySpec, TierSpec
 from kvtiers.connector.heat import HeatSettings
 from kvtiers.connector.sizes import Capacity
 from kvtiers.tiers import TierConfig
+from kvtiers.tiers.spelling import did_you_mean
 from kvtiers.tiers.units import PORTION, SIZE
 from pydantic import BaseModel, ValidationError
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 import typing
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
+from kvtiers.tiers.spelling import did_you_mean
 from pydantic import BaseModel, SecretStr, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
@@ -65,12 +65,6 @@ def misplaced_key(path: str, origin: str, belongs: str) -> str:
 
     """
     return f"{path} (from {origin}) sets nothing there: {belongs}."
-
-
-def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """A question with the nearest spelling, with a space before it; "" without one."""
-    close = difflib.get_close_matches(word, list(known), n=1)
-    return f" Did you mean '{close[0]}'?" if close else ""
 
 
 def from_pydantic(

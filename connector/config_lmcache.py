@@ -14,12 +14,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from kvtiers.connector import config_lmcache_words as lmcache
-from kvtiers.connector.config_errors import ConfigError, did_you_mean
+from kvtiers.connector.config_errors import ConfigError
 from kvtiers.connector.config_lmcache_translator import Translator
 from kvtiers.connector.config_lmcache_values import Use, Word
 from kvtiers.connector.config_settings import Settings
 from kvtiers.connector.config_sources import EXTRA, Layers, Source, enclosing, read_file
 from kvtiers.connector.config_text import check
+from kvtiers.tiers.spelling import did_you_mean
 
 _FILE = "LMCACHE_CONFIG_FILE"
 _PREFIX = "LMCACHE_"

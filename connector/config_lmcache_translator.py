@@ -9,9 +9,9 @@ from typing import Any
 
 from kvtiers.connector import config_lmcache_values as kinds
 from kvtiers.connector import config_lmcache_words as lmcache
-from kvtiers.connector.config_errors import did_you_mean
 from kvtiers.connector.config_lmcache_values import Reader, Use, Word
 from kvtiers.policies import POLICIES
+from kvtiers.tiers.spelling import did_you_mean
 
 # Whoever writes one of these has said where KV lies, and it lies nowhere else.
 _STORAGE = (

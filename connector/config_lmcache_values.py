@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from kvtiers.connector import config_lmcache_words as lmcache
-from kvtiers.connector.config_errors import did_you_mean
 from kvtiers.policies import POLICIES
+from kvtiers.tiers.spelling import did_you_mean
 
 _GIB = 1 << 30
 _FILE_URL = "file://"

@@ -15,8 +15,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from kvtiers.connector.config_errors import ConfigError, did_you_mean, shown
+from kvtiers.connector.config_errors import ConfigError, shown
 from kvtiers.connector.config_text import check, read_document, read_variable_text
+from kvtiers.tiers.spelling import did_you_mean
 
 EXTRA = "kv_connector_extra_config"
 PREFIX = "KVTIERS_"

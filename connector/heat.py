@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from typing import Annotated, Literal
 
 import numpy as np
-from kvtiers.connector.config_errors import did_you_mean, shown
+from kvtiers.connector.config_errors import shown
 from kvtiers.tiers.file_option import FileOption
+from kvtiers.tiers.spelling import did_you_mean
 from numpy.typing import NDArray
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 

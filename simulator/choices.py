@@ -12,7 +12,8 @@ from kvtiers.policies import POLICIES, Policy, Run, TierInfo
 from kvtiers.policies.base import one_second_a_chunk
 from kvtiers.policies.registry import DuplicateNameError, UnknownNameError
 from kvtiers.simulator import optimum
-from kvtiers.simulator.errors import SimulatorError, did_you_mean
+from kvtiers.simulator.errors import SimulatorError
+from kvtiers.tiers.spelling import did_you_mean
 from kvtiers.tiers.units import read_percent, read_size
 from pydantic import BaseModel, ValidationError
 

@@ -10,7 +10,8 @@ from typing import Annotated, Any
 import yaml
 from kvtiers.policies.placement import Admission, Placement, WriteWhen
 from kvtiers.simulator.choices import Capacity
-from kvtiers.simulator.errors import SimulatorError, did_you_mean
+from kvtiers.simulator.errors import SimulatorError
+from kvtiers.tiers.spelling import did_you_mean
 from kvtiers.tiers.units import Size, read_size
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 

@@ -10,8 +10,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NoReturn, Protocol
 
-from kvtiers.connector.config_errors import ConfigError, did_you_mean
+from kvtiers.connector.config_errors import ConfigError
 from kvtiers.simulator.errors import SimulatorError
+from kvtiers.tiers.spelling import did_you_mean
 from kvtiers.tools import (
     collect,
     config_report,

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from kvtiers.connector.config import load
-from kvtiers.connector.config_errors import ConfigError, did_you_mean, shown
+from kvtiers.connector.config_errors import ConfigError, shown
 from kvtiers.connector.config_specs import PolicySpec
 from kvtiers.connector.sizes import Capacity, file_system_bytes, format_bytes
 from kvtiers.policies import POLICIES, TierInfo
@@ -28,6 +28,7 @@ from kvtiers.tiers.lease import PATIENCE, Beat, Inherited, Lease, LeaseLostError
 from kvtiers.tiers.owner import is_alive, this_process
 from kvtiers.tiers.pace import Pace
 from kvtiers.tiers.remote_url import is_remote, without_local_scheme
+from kvtiers.tiers.spelling import did_you_mean
 from kvtiers.tools.places import PlaceError, layout_of, printable, what_to_do
 
 _LOOK_SECONDS = 0.5

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -72,3 +72,16 @@ def test_no_two_modules_of_the_tests_have_the_same_name() -> None:
     names = Counter(path.name for path in (ROOT / "tests").rglob("*.py"))
     del names["conftest.py"]
     assert [name for name, times in names.items() if times > 1] == []
+
+
+def test_no_function_stands_in_two_modules() -> None:
+    """One that two layers need has its home in the one below them."""
+    homes = defaultdict[str, list[str]](list)
+    for package in MAY_NOT_IMPORT:
+        for path in sorted((ROOT / package).rglob("*.py")):
+            for node in ast.parse(path.read_text()).body:
+                if isinstance(node, ast.FunctionDef):
+                    told = ast.get_docstring(node, clean=False) is not None
+                    work = ast.Module(node.body[told:], [])
+                    homes[ast.dump(node.args) + ast.dump(work)].append(f"{path.name}: {node.name}")
+    assert [places for places in homes.values() if len(places) > 1] == []
