@@ -13,7 +13,7 @@ from kvtiers.policies.base import one_second_a_chunk
 from kvtiers.policies.registry import DuplicateNameError, UnknownNameError
 from kvtiers.simulator import optimum
 from kvtiers.simulator.errors import SimulatorError
-from kvtiers.tiers.spelling import did_you_mean
+from kvtiers.tiers.spelling import did_you_mean, written_otherwise
 from kvtiers.tiers.units import read_percent, read_size
 from pydantic import BaseModel, ValidationError
 
@@ -35,7 +35,7 @@ class PolicyChoice:
     """A policy and its options.
 
     Attributes:
-        label: as it was written, such as ``patient:half_life=300``.
+        label: the name and what was written behind it, such as ``patient:half_life=300``.
         name: the registered name, or ``min``.
         options: an instance of the policy's ``Config``; None for ``min``.
 
@@ -66,6 +66,8 @@ MIN = PolicyChoice(optimum.NAME, optimum.NAME)
 
 def policies(text: str) -> list[PolicyChoice]:
     """The policies of a list such as ``lru,patient:half_life=300,min``, each once.
+
+    Names may be written as people do: in capitals, with other hyphens or none.
 
     Raises:
         SimulatorError: there is no such policy, it can't be loaded, or it has no such option.
@@ -104,25 +106,33 @@ def _known() -> list[str]:
 
 
 def _policy(word: str) -> PolicyChoice:
-    name, _, rest = word.partition(":")
-    if name.lower() in (MIN.name, "optimum", "belady", "opt"):
+    written, _, rest = word.partition(":")
+    if written.strip().lower() in (MIN.name, "optimum", "belady", "opt"):
         if rest:
             raise SimulatorError(f"'{word}': {MIN.name} has no options.")
         return MIN
     try:
+        name = _registered(written)
         found = POLICIES.get(name)
     except UnknownNameError as error:
-        optimal = did_you_mean(name.lower(), [MIN.name])
+        optimal = did_you_mean(written.lower(), [MIN.name])
         raise SimulatorError(f"{error} '{MIN.name}' is the clairvoyant optimum.{optimal}") from None
     except (DuplicateNameError, ImportError, TypeError) as error:
         raise SimulatorError(str(error)) from None
     values = dict(_option(word, part, found) for part in rest.split(":") if part)
     try:
-        return PolicyChoice(word, name, found.Config.model_validate(values))
+        label = f"{name}:{rest}" if rest else name
+        return PolicyChoice(label, name, found.Config.model_validate(values))
     except ValidationError as error:
         first = error.errors()[0]
         key = ".".join(map(str, first["loc"]))
         raise SimulatorError(f"'{word}': option '{key}' of {name}: {first['msg']}.") from None
+
+
+def _registered(written: str) -> str:
+    """The name it is registered under: ``lru`` for ``LRU``, ``w-tinylfu`` for ``W_TinyLFU``."""
+    known = POLICIES.names()
+    return written if written in known else written_otherwise(written, known) or written
 
 
 def _option(word: str, part: str, found: type[Policy]) -> tuple[str, Any]:

@@ -28,7 +28,7 @@ from kvtiers.tiers.lease import PATIENCE, Beat, Inherited, Lease, LeaseLostError
 from kvtiers.tiers.owner import is_alive, this_process
 from kvtiers.tiers.pace import Pace
 from kvtiers.tiers.remote_url import is_remote, without_local_scheme
-from kvtiers.tiers.spelling import did_you_mean
+from kvtiers.tiers.spelling import did_you_mean, written_otherwise
 from kvtiers.tools.places import PlaceError, layout_of, printable, what_to_do
 
 _LOOK_SECONDS = 0.5
@@ -325,10 +325,11 @@ def _capacity(written: str | None) -> Capacity | None:
         raise ConfigError([f"--capacity is {shown(written)}: {error}."]) from error
 
 
-def _policy(name: str) -> PolicySpec:
-    if name not in POLICIES.names():
-        known = ", ".join(POLICIES.names())
+def _policy(written: str) -> PolicySpec:
+    known = POLICIES.names()
+    name = written if written in known else written_otherwise(written, known)
+    if name is None:
         raise ConfigError(
-            [f"--policy is '{name}'.{did_you_mean(name, POLICIES.names())} Known: {known}."]
+            [f"--policy is '{written}'.{did_you_mean(written, known)} Known: {', '.join(known)}."]
         )
     return PolicySpec(type=name, options=POLICIES.get(name).Config())

@@ -108,6 +108,16 @@ def test_a_preview_of_what_nobody_kept_yet_changes_nothing(root, capsys):
     assert len(files_of(root)) == 10
 
 
+@pytest.mark.parametrize(
+    ("name", "status", "says"),
+    [("LRU", 0, ""), ("w_tinylfu", 0, ""), ("lruu", 2, "--policy is 'lruu'. Did you mean 'lru'?")],
+)
+def test_the_policy_may_be_written_as_people_do(root, name, status, says, capsys):
+    words = ("gc", str(root), "--capacity", "1GB", "--policy", name, "--dry-run")
+    assert run(*words) == status
+    assert says in capsys.readouterr().err
+
+
 def test_what_was_collected_is_not_counted_the_next_time(root, capsys):
     for capacity in (5 * FILE, FILE):
         assert run("gc", str(root), "--capacity", str(capacity)) == 0

@@ -289,10 +289,26 @@ def test_a_policy_is_named_once_and_its_options_are_read() -> None:
     assert [choice.label for choice in named] == ["lru", "attention-heat:hot=0.5", "min"]
 
 
+def test_a_policy_may_be_written_as_people_do() -> None:
+    named = policies("LRU ,W_TinyLFU, S3-FIFO,Attention_Heat:hot=0.5, lru, MIN ")
+    labels = ["lru", "w-tinylfu", "s3fifo", "attention-heat:hot=0.5", "min"]
+    assert [choice.label for choice in named] == labels
+    assert [choice.name for choice in named] == [label.partition(":")[0] for label in labels]
+
+
+def test_names_that_differ_in_case_alone_are_told_apart(install: Callable[[str], None]) -> None:
+    install("Sieve = kvtiers.policies.lru:LruPolicy")
+    assert [choice.name for choice in policies("Sieve,sieve")] == ["Sieve", "sieve"]
+    with pytest.raises(SimulatorError, match=r"Unknown policy 'SIEVE'.*Did you mean '[sS]ieve'"):
+        policies("SIEVE")
+
+
 @pytest.mark.parametrize(
     ("words", "told"),
     [
         (["--policies", "lur"], "Did you mean 'lru'?"),
+        (["--policies", "LRUU"], "Unknown policy 'LRUU'"),
+        (["--policies", "LRUU"], "Did you mean 'lru'?"),
         (["--policies", "mni"], "Did you mean 'min'?"),
         (["--policies", "lru:x=1"], "'x=1' is no option of lru"),
         (["--policies", "attention-heat:hot=[["], "'[[' is no value of an option"),
