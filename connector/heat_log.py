@@ -30,6 +30,10 @@ _MOST_BYTES = 64 << 20
 # Prompts that wait to be written.
 _MOST_WAITING = 64
 _DIGITS = 6
+# Of a line. One that is not whole begins so, too.
+_BEGINNING = b'{"chunks":'
+# More than any model has.
+_MOST_LAYERS = 1 << 16
 
 Measured = Mapping[int, NDArray[np.float32]]
 """Per layer ``[kv_heads, chunks]``, of all chunks from the first on."""
@@ -108,21 +112,29 @@ def read(path: Path) -> Iterator[tuple[Run, dict[int, NDArray[np.float32]]]]:
         ValueError: a line is not one of ``HeatLog``'s; the text names it.
 
     """
-    lines = path.read_text().splitlines(keepends=True)
-    for number, line in enumerate(lines, start=1):
-        if not line.endswith("\n"):
-            return  # an engine is writing it
-        try:
-            row = json.loads(line)
-            layers = {
-                int(layer): np.array(mass, np.float32) for layer, mass in row["layers"].items()
-            }
-            chunks = tuple(map(str, row["chunks"]))
-            if any(mass.ndim != 2 or mass.shape[1] != len(chunks) for mass in layers.values()):
-                raise ValueError("its tables do not fit its chunks")
-        except (AttributeError, KeyError, TypeError, ValueError) as error:
-            raise ValueError(
-                f"{path}, line {number} is no line of a heat log ({error}). Name the file that "
-                "'log' of attention_heat names."
-            ) from error
-        yield Run(chunks), layers
+    with open(path, "rb") as file:
+        for number, line in enumerate(file, start=1):
+            if not line.endswith(b"\n") and _BEGINNING.startswith(line[: len(_BEGINNING)]):
+                return  # an engine is writing it
+            try:
+                yield _read(line)
+            except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
+                raise ValueError(
+                    f"{path}, line {number} is no line of a heat log ({error}). Name the file that "
+                    "'log' of attention_heat names."
+                ) from error
+
+
+def _read(line: bytes) -> tuple[Run, dict[int, NDArray[np.float32]]]:
+    """What a line says. Raises whatever its parts raise if they are not what they must be."""
+    row = json.loads(line)
+    layers = {int(layer): np.array(mass, np.float32) for layer, mass in row["layers"].items()}
+    chunks = tuple(map(str, row["chunks"]))
+    if not layers or not all(0 <= layer < _MOST_LAYERS for layer in layers):
+        raise ValueError("it has no layers of a model")
+    shapes = {mass.shape for mass in layers.values()}
+    if len(shapes) > 1 or any(len(s) != 2 or not s[0] or s[1] != len(chunks) for s in shapes):
+        raise ValueError("its tables do not fit its chunks")
+    if not chunks or not all(np.isfinite(mass).all() for mass in layers.values()):
+        raise ValueError("its figures are no attention")
+    return Run(chunks), layers

@@ -155,6 +155,13 @@ def logged(path: Path, last: int) -> HeatMap:
         ) from error
     except ValueError as error:
         raise ConfigError([str(error)]) from error
+    if not rows:
+        raise ConfigError(
+            [
+                f"{path} has no prompts. If it is the file that 'log' of attention_heat names, "
+                "none was measured yet."
+            ]
+        )
     if len(rows) < last:
         raise ConfigError(
             [f"{path} has {len(rows)} prompts, and --last is {last}. Set it to at most that."]

@@ -249,19 +249,39 @@ def test_a_log_that_cannot_be_written_is_told_once_and_delays_nobody(tmp_path, c
     assert len([record for record in caplog.records if "heat is not logged" in record.message]) == 1
 
 
+LINE = b'{"chunks": ["a"], "layers": {"0": [[0.5]]}}'
+"""A whole one, but for its end."""
+
+
 @pytest.mark.parametrize(
     ("options", "content", "problem"),
     [
-        ([], "no log\n", "line 1 is no line of a heat log"),
-        ([], '{"chunks": ["a"], "layers": {"0": [[1, 2]]}}\n', "its tables do not fit its chunks"),
-        (["--last", "3"], "", "has 0 prompts, and --last is 3"),
+        ([], b"no log\n", ", line 1 is no line of a heat log"),
+        ([], LINE + b"\n[]\n", ", line 2 is no line of a heat log"),
+        ([], LINE.replace(b"]]", b", 2]]") + b"\n", "its tables do not fit its chunks"),
+        ([], LINE.replace(b"[[0.5]]", b"[]") + b"\n", "its tables do not fit its chunks"),
+        ([], LINE.replace(b"[[0.5]]", b'[[0.5]], "1": [[1], [1]]') + b"\n", "do not fit its"),
+        ([], LINE.replace(b"0.5", b"NaN") + b"\n", "its figures are no attention"),
+        ([], b'{"chunks": [], "layers": {"0": [[]]}}\n', "its figures are no attention"),
+        ([], b'{"chunks": ["a"], "layers": {}}\n', "it has no layers of a model"),
+        ([], LINE.replace(b'"0"', b'"9999999"') + b"\n", "it has no layers of a model"),
+        ([], LINE.replace(b'"0"', b'"-1"') + b"\n", "it has no layers of a model"),
+        ([], b"[" * 100_000 + b"\n", ", line 1 is no line of a heat log"),
+        ([], b"\x89PNG\r\n\x1a\n", ", line 1 is no line of a heat log"),
+        ([], b"\xff\xd8\xff\xe0", ", line 1 is no line of a heat log"),
+        ([], bytes(100), ", line 1 is no line of a heat log"),
+        ([], b"", "none was measured yet"),
+        ([], LINE, "none was measured yet"),
+        (["--last", "3"], LINE + b"\n", "has 1 prompts, and --last is 3"),
     ],
 )
 def test_what_is_no_log_says_so(options, content, problem, tmp_path, capsys) -> None:
     path = tmp_path / "heat.jsonl"
-    path.write_text(content)
+    path.write_bytes(content)
     assert cli.main(["heat", "--log", str(path), *options]) == 2
-    assert problem in capsys.readouterr().err
+    told = capsys.readouterr().err
+    assert told.startswith(f"kvtiers: {path}")
+    assert problem in told
 
 
 # The figure ---------------------------------------------------------------------
