@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from hierarchy_kit import CHUNK, DemotingLru, DictTier, Stack, prefix
-from kvtiers.policies import Run
+from kvtiers.policies import ChunkId, Run
 from kvtiers.tiers.requests import Lookup
 from kvtiers.tiers.workers import OpKind
 
@@ -123,3 +123,80 @@ def test_a_chunk_that_is_not_wanted_is_asked_about_once_and_goes_first() -> None
     store_all(stack, PROMPTS)
     assert stack.ready() == keys(PROMPTS[-8:])
     assert 64 <= Refusing.asked <= 64 + 8 + 2
+
+
+def test_what_has_its_copy_below_goes_before_what_still_waits_for_its_own() -> None:
+    stack, old, below = stack_of(8), prefix("old", 3), prefix("below", 2)
+    stack.tiers["disk"].put(below)  # type: ignore[attr-defined]
+    stack.store(old)
+    stack.begin("r", below)
+    stack.settle()
+    stack.look("r", below)
+    stack.load("r", below)
+    stack.h.loaded("r")
+    stack.h.end("r")
+    # The copies of the tail are all that may be under way: the head waits for its turn.
+    stack.store(prefix("new", 3))
+    stack.store(prefix("newer", 1))
+    assert stack.ready() >= {*old.chunks, below.chunks[0]}
+    stack.settle()
+    assert keys([old, below]) <= on_disk(stack) | stack.ready()
+
+
+class Choosy(DemotingLru):
+    """Wants nothing of one prompt kept."""
+
+    unwanted = prefix("unwanted", 2)
+
+    def demote(self, chunk: object, from_tier: str) -> str | None:
+        return None if chunk in self.unwanted.chunks else super().demote(chunk, from_tier)
+
+
+def test_what_nobody_wants_below_goes_before_what_waits_for_its_copy() -> None:
+    stack, old = stack_of(8, Choosy), prefix("old", 3)
+    for run in (old, Choosy.unwanted, prefix("new", 3), prefix("newer", 1)):
+        stack.store(run)
+    assert stack.ready() >= {*old.chunks, Choosy.unwanted.chunks[0]}
+    stack.settle()
+    assert keys([old]) <= on_disk(stack) | stack.ready()
+
+
+class Counting(DemotingLru):
+    """Counts how often its order is asked for."""
+
+    asked = 0
+
+    def victims(self, tier: str, n_bytes: int) -> Iterator[ChunkId]:
+        Counting.asked += 1
+        return super().victims(tier, n_bytes)
+
+
+def test_the_coldest_are_looked_through_when_a_part_of_them_has_gone() -> None:
+    """Not for each slot, and in time: of the coldest quarter few have no copy."""
+    stack, runs = stack_of(64, Counting), [prefix(f"one{number}", 1) for number in range(192)]
+    store_all(stack, runs[:72])
+    stack.settle()
+    Counting.asked = 0
+    for number, run in enumerate(runs[72:], 72):
+        stack.store(run)
+        stack.settle()
+        coldest = keys(runs[number - 63 : number - 63 + 12])
+        assert coldest <= on_disk(stack) & stack.ready()
+    # Once for each slot that is taken, and once more for four of them.
+    assert Counting.asked <= 120 + 120 / 4
+
+
+class Full(DemotingLru):
+    """Wants all that goes to be kept below, where nothing more fits."""
+
+    def admit(self, run: Run, tier: str) -> int:
+        return len(run) if tier == "cpu" else 0
+
+
+def test_what_was_wanted_below_and_found_no_room_is_not_counted_as_spared() -> None:
+    stack = stack_of(4, Full)
+    for number in range(8):
+        stack.store(prefix(f"one{number}", 1))
+    counts = stack.counts()["disk"]
+    assert counts["refused"] > 0
+    assert counts.get("bytes_not_written", 0) == 0
