@@ -217,7 +217,7 @@ class Capacity:
 
 
 def score_from(text: str, requests: int) -> int:
-    """The first request that counts: a row number, or a share of the rows.
+    """The first request that counts, from 0: how many warm up, or which share of them.
 
     Raises:
         SimulatorError: it is neither, or leaves nothing to count.
@@ -229,6 +229,6 @@ def score_from(text: str, requests: int) -> int:
     if share is None and _WHOLE.fullmatch(text) and int(text) < requests:
         return int(text)
     raise SimulatorError(
-        f"--score-from '{text}': write a row number below {requests}, which the trace has, or a "
-        "share of the rows from 0 on and below 1, such as 0.5 or 50%."
+        f"--score-from '{text}': write how many requests warm up, fewer than the {requests} of "
+        "the trace, or a share of them from 0 on and below 1, such as 0.5 or 50%."
     )

@@ -8,4 +8,19 @@ class SimulatorError(ValueError):
 
 
 class TraceError(SimulatorError):
-    """A trace can't be read; the text names the file, and the row where there is one."""
+    """A trace can't be read; the text names the file, and the place in it where there is one."""
+
+
+def in_line(path: str, line: int) -> str:
+    """A place in a file of lines, which count from 1, as in editors."""
+    return f"{path}, line {line}"
+
+
+def in_message(path: str, message: int) -> str:
+    """A place in a file of messages, which count from 1."""
+    return f"{path}, message {message}"
+
+
+def in_row(path: str, row: int) -> str:
+    """A place in a table, whose rows count from 0, as in pandas and pyarrow."""
+    return f"{path}, row {row} (counted from 0)"

@@ -17,11 +17,11 @@ what is stored in CPU memory or on disk is a copy. Removals are not needed.
 from __future__ import annotations
 
 import os
-from collections.abc import Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from kvtiers.simulator.errors import SimulatorError, TraceError
+from kvtiers.simulator.errors import SimulatorError, TraceError, in_line, in_message
 from kvtiers.simulator.json_lines import begins_with_key, read_values
 from kvtiers.simulator.rows import Row, Source
 from kvtiers.simulator.trace import TraceRequest
@@ -51,12 +51,17 @@ def open_source(path: str) -> Source:
         TraceError: it is damaged, or tells of no block.
 
     """
-    reading = _Reading(path)
-    for row, batch in enumerate(_batches(path)):
-        reading.batch(row, batch)
+    with open(path, "rb") as file:
+        packed = _is_msgpack(file.read(2))
+    place = in_message if packed else in_line
+    reading = _Reading(path, place)
+    for count, batch in _from_msgpack(path) if packed else read_values(path):
+        reading.batch(count, batch)
     if not reading.block_tokens:
         raise TraceError(f"{path}: no event in it tells of a block stored in GPU memory.")
-    return Source(path, reading.block_tokens, reading.rows(), recorded=True, absolute=True)
+    return Source(
+        path, reading.block_tokens, reading.rows(), place=place, recorded=True, absolute=True
+    )
 
 
 def _is_array(head: bytes) -> bool:
@@ -71,13 +76,8 @@ def _is_msgpack(head: bytes) -> bool:
 # Batches ------------------------------------------------------------------------
 
 
-def _batches(path: str) -> Iterator[Any]:
-    with open(path, "rb") as file:
-        head = file.read(2)
-    return _from_msgpack(path) if _is_msgpack(head) else read_values(path)
-
-
-def _from_msgpack(path: str) -> Iterator[Any]:
+def _from_msgpack(path: str) -> Iterator[tuple[int, Any]]:
+    """The messages of a file, and which they are."""
     try:
         import msgpack
     except ImportError:
@@ -86,20 +86,20 @@ def _from_msgpack(path: str) -> Iterator[Any]:
             "pip install 'kvtiers[simulate]'."
         ) from None
     with open(path, "rb") as file:
-        unpacker, row, end = msgpack.Unpacker(file, strict_map_key=False), 0, 0
+        unpacker, count, end = msgpack.Unpacker(file, strict_map_key=False), 1, 0
         while True:
             try:
                 batch = unpacker.unpack()
             except msgpack.OutOfData:
                 if end < os.path.getsize(path):
-                    raise TraceError(f"{path}, row {row}: it ends within a message.") from None
+                    raise TraceError(f"{in_message(path, count)}: it ends within it.") from None
                 return
             except (ValueError, TypeError) as error:
                 # TypeError: a list as the key of a map.
                 told = str(error) or type(error).__name__
-                raise TraceError(f"{path}, row {row}: it is no msgpack: {told}.") from None
-            yield batch
-            row, end = row + 1, unpacker.tell()
+                raise TraceError(f"{in_message(path, count)}: it is no msgpack: {told}.") from None
+            yield count, batch
+            count, end = count + 1, unpacker.tell()
 
 
 # Requests ------------------------------------------------------------------------
@@ -110,6 +110,7 @@ class _Open:
     """A request as far as it is known.
 
     Attributes:
+        batch: in which it began, from 1.
         arrival: seconds.
         last: when its last blocks were stored.
         session: as the event names it.
@@ -118,6 +119,7 @@ class _Open:
 
     """
 
+    batch: int
     arrival: float
     last: float
     session: str
@@ -128,18 +130,18 @@ class _Open:
 class _Reading:
     """Puts requests together again."""
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, place: Callable[[str, int], str]) -> None:
         self.block_tokens = 0
-        self._path = path
-        self._row = 0
+        self._path, self._place = path, place
+        self._count = 0
         self._parents: dict[Hashable, Hashable] = {}
         self._requests: list[_Open] = []
         # By session and last block.
         self._open: dict[tuple[str, Hashable], _Open] = {}
 
-    def batch(self, row: int, batch: Any) -> None:
-        """Take in what a batch tells."""
-        self._row = row
+    def batch(self, count: int, batch: Any) -> None:
+        """Take in what a batch tells, the ``count``-th of the file."""
+        self._count = count
         if isinstance(batch, dict):
             batch = [batch.get("ts"), batch.get("events")]
         if not isinstance(batch, list) or len(batch) < 2 or not isinstance(batch[1], list):
@@ -151,10 +153,10 @@ class _Reading:
 
     def rows(self) -> Iterator[Row]:
         """The requests, as a source has them."""
-        for i, request in enumerate(self._requests):
+        for request in self._requests:
             prompt = request.prompt * self.block_tokens
             about = TraceRequest(
-                row=i,
+                row=request.batch,
                 arrival=request.arrival,
                 input_tokens=prompt,
                 output_tokens=len(request.blocks) * self.block_tokens - prompt,
@@ -195,7 +197,7 @@ class _Reading:
                 raise self._damaged(f"block {block!r:.40} follows another one than before")
         request = self._open.pop((session, parent), None)
         if request is None or seconds - request.last > _PAUSE_SECONDS:
-            request = _Open(seconds, seconds, session, self._path_to(parent))
+            request = _Open(self._count, seconds, seconds, session, self._path_to(parent))
             request.prompt = len(request.blocks)
             self._requests.append(request)
             decoded = False
@@ -216,4 +218,4 @@ class _Reading:
         return path[::-1]
 
     def _damaged(self, why: str) -> TraceError:
-        return TraceError(f"{self._path}, row {self._row}: {why}.")
+        return TraceError(f"{self._place(self._path, self._count)}: {why}.")

@@ -14,7 +14,7 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from kvtiers.simulator.errors import TraceError
+from kvtiers.simulator.errors import TraceError, in_line
 from kvtiers.simulator.json_lines import Line, begins_with_key, read_lines
 from kvtiers.simulator.rows import Row, Source
 from kvtiers.simulator.trace import TraceRequest
@@ -44,25 +44,25 @@ def open_source(path: str) -> Source:
     if not tokens:
         raise line.wrong("chunk_size", "the tokens of a chunk", tokens)
     rows, nbytes = _rows(path, tokens), _chunk_bytes(line)
-    return Source(path, tokens, rows, nbytes, recorded=True, absolute=True)
+    return Source(path, tokens, rows, nbytes, in_line, recorded=True, absolute=True)
 
 
 def _rows(path: str, tokens: int) -> Iterator[Row]:
     for line in read_lines(path):
         if line.number("chunk_size") != tokens:
             raise TraceError(
-                f"{path}, row {line.row}: chunks of {line.value['chunk_size']} tokens, and of "
+                f"{line.place}: chunks of {line.value['chunk_size']} tokens, and of "
                 f"{tokens} before it. Replay the log of one configuration at a time."
             )
         length, hashes = int(line.number("seq_len")), line.listed("chunk_hashes", (str, int))
         if len(hashes) < length // tokens:
             raise TraceError(
-                f"{path}, row {line.row}: {len(hashes)} hashes are fewer than full chunks of "
+                f"{line.place}: {len(hashes)} hashes are fewer than full chunks of "
                 f"{tokens} tokens in {length}."
             )
         model = line.name("model_name")
         request = TraceRequest(
-            row=line.row,
+            row=line.count,
             arrival=line.number("timestamp"),
             input_tokens=length,
             hints={"model": model},

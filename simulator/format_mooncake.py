@@ -17,7 +17,7 @@ from collections.abc import Iterator, Sequence
 from itertools import islice
 from typing import Any
 
-from kvtiers.simulator.errors import TraceError
+from kvtiers.simulator.errors import TraceError, in_line
 from kvtiers.simulator.json_lines import Line, begins_with_key, read_lines
 from kvtiers.simulator.rows import Row, Source
 from kvtiers.simulator.trace import TraceRequest
@@ -42,7 +42,7 @@ def open_source(path: str) -> Source:
 
     """
     tokens = _block_tokens(path, list(islice(read_lines(path), _SAMPLE)))
-    return Source(path, tokens, _rows(path, tokens))
+    return Source(path, tokens, _rows(path, tokens), place=in_line)
 
 
 def _block_tokens(path: str, lines: Sequence[Line]) -> int:
@@ -63,12 +63,12 @@ def _rows(path: str, tokens: int) -> Iterator[Row]:
         length, ids = int(line.number("input_length")), _ids(line)
         if len(ids) < length // tokens:
             raise TraceError(
-                f"{path}, row {line.row}: {len(ids)} blocks of {tokens} tokens are fewer than its "
+                f"{line.place}: {len(ids)} blocks of {tokens} tokens are fewer than its "
                 f"prompt of {length} tokens has."
             )
         chats = "chat_id" in line.value
         request = TraceRequest(
-            row=line.row,
+            row=line.count,
             arrival=line.number("timestamp") / (1 if chats else 1000),
             input_tokens=length,
             output_tokens=int(line.number("output_length", 0)),

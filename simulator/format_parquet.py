@@ -58,7 +58,7 @@ def open_source(path: str) -> Source:
     if "kvtiers_trace" in metadata:
         return _recorded(path, table, metadata)
     tokens = _number(path, metadata, "block_tokens")
-    return Source(path, tokens, _run_rows(path, Columns(path, table), table.num_rows, tokens))
+    return Source(path, tokens, _run_rows(Columns(path, table), tokens))
 
 
 def _table(path: str) -> Any:
@@ -97,6 +97,8 @@ def _whole(text: str) -> int | None:
 
 
 def _recorded(path: str, table: Any, metadata: Mapping[str, str]) -> Source:
+    from pyarrow.compute import sort_indices
+
     if metadata["kvtiers_trace"] != VERSION:
         raise TraceError(
             f"{path}: a recorded trace of version {metadata['kvtiers_trace']}, and this kvtiers "
@@ -109,8 +111,8 @@ def _recorded(path: str, table: Any, metadata: Mapping[str, str]) -> Source:
         unused = {"output_run_start", "output_run_len"}.intersection(table.column_names)
         table = table.drop_columns(sorted(unused))
     # Rows are written as requests end.
-    columns = Columns(path, table.sort_by("req"))
-    rows = _run_rows(path, columns, table.num_rows, tokens)
+    order = sort_indices(table, [("req", "ascending")])
+    rows = _run_rows(Columns(path, table.take(order), order.to_pylist()), tokens)
     size = _whole(metadata.get("chunk_bytes", "")) or 0
     return Source(
         path,
@@ -126,35 +128,35 @@ def _recorded(path: str, table: Any, metadata: Mapping[str, str]) -> Source:
 # Runs -------------------------------------------------------------------------
 
 
-def _run_rows(path: str, columns: Columns, rows: int, tokens: int) -> Iterator[Row]:
+def _run_rows(columns: Columns, tokens: int) -> Iterator[Row]:
     prompts = columns.runs("run_start", "run_len")
     outputs = columns.runs("output_run_start", "output_run_len")
-    for i in range(rows):
+    for i in range(len(columns)):
         request = columns.request(i)
-        ids = _expanded(path, i, *prompts(i))
+        ids = _expanded(columns, i, *prompts(i))
         full = request.input_tokens // tokens
         if len(ids) < full:
             raise TraceError(
-                f"{path}, row {i}: {len(ids)} blocks of {tokens} tokens are fewer than its "
+                f"{columns.place(i)}: {len(ids)} blocks of {tokens} tokens are fewer than its "
                 f"prompt of {request.input_tokens} tokens has."
             )
-        after = _expanded(path, i, *outputs(i))
+        after = _expanded(columns, i, *outputs(i))
         yield Row(request, np.concatenate([ids[:full], after]))
 
 
-def _expanded(path: str, row: int, starts: Ids, lengths: Ids) -> Ids:
+def _expanded(columns: Columns, i: int, starts: Ids, lengths: Ids) -> Ids:
     if len(starts) != len(lengths):
         raise TraceError(
-            f"{path}, row {row}: run_start has {len(starts)} entries and run_len {len(lengths)}."
+            f"{columns.place(i)}: run_start has {len(starts)} entries and run_len {len(lengths)}."
         )
     # In this order no sum is too large for its type.
     if (lengths <= 0).any() or (starts < 0).any() or (starts > _MOST_IDS - lengths).any():
         raise TraceError(
-            f"{path}, row {row}: runs must start at 0 or above, be 1 or longer and end below "
+            f"{columns.place(i)}: runs must start at 0 or above, be 1 or longer and end below "
             f"{_MOST_IDS}."
         )
     runs = list(zip(starts.tolist(), lengths.tolist(), strict=True))
     if sum(n for _, n in runs) > _MOST_BLOCKS:
-        raise TraceError(f"{path}, row {row}: its runs have more than {_MOST_BLOCKS} blocks.")
+        raise TraceError(f"{columns.place(i)}: its runs have more than {_MOST_BLOCKS} blocks.")
     parts = [np.arange(start, start + n, dtype=np.int64) for start, n in runs]
     return np.concatenate(parts) if parts else np.empty(0, np.int64)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from kvtiers.simulator.errors import TraceError
+from kvtiers.simulator.errors import TraceError, in_line
 
 # No time or length is larger.
 _MOST = 1e18
@@ -19,14 +19,19 @@ class Line:
 
     Attributes:
         path: of the file.
-        row: number of the line, from 0; lines of nothing are not counted.
+        count: which line of the file it is, from 1, lines of nothing counted.
         value: the object.
 
     """
 
     path: str
-    row: int
+    count: int
     value: dict[str, Any]
+
+    @property
+    def place(self) -> str:
+        """The file and the line, as an error begins."""
+        return in_line(self.path, self.count)
 
     def number(self, key: str, default: float | None = None) -> float:
         """A number of at least 0 that a float can hold; ``default`` where there is none."""
@@ -56,7 +61,7 @@ class Line:
     def wrong(self, key: str, wanted: str, value: object) -> TraceError:
         """What to raise for a value that isn't what it must be."""
         text = "missing" if key not in self.value else f"{value!r:.60}"
-        return TraceError(f"{self.path}, row {self.row}: '{key}' must be {wanted}; it is {text}.")
+        return TraceError(f"{self.place}: '{key}' must be {wanted}; it is {text}.")
 
 
 def read_lines(path: str) -> Iterator[Line]:
@@ -66,31 +71,33 @@ def read_lines(path: str) -> Iterator[Line]:
         TraceError: a line is no JSON object.
 
     """
-    for row, value in enumerate(read_values(path)):
+    for count, value in read_values(path):
         if not isinstance(value, dict):
-            raise TraceError(f"{path}, row {row}: it must be a JSON object, in braces.")
-        yield Line(path, row, value)
+            raise TraceError(f"{in_line(path, count)}: it must be a JSON object, in braces.")
+        yield Line(path, count, value)
 
 
-def read_values(path: str) -> Iterator[Any]:
-    """What a file's lines hold, whatever it is; lines of nothing hold none.
+def read_values(path: str) -> Iterator[tuple[int, Any]]:
+    """What a file's lines hold, whatever it is, and which lines; those of nothing hold none.
 
     Raises:
         TraceError: a line is no JSON.
 
     """
     with open(path, encoding="utf-8", errors="replace") as file:
-        for row, text in enumerate(filter(str.strip, file)):
+        for count, text in enumerate(file, start=1):
+            if not text.strip():
+                continue
             try:
                 # Without the line's end, after which a line that is cut off would be at column 1.
-                yield json.loads(text.rstrip())
+                yield count, json.loads(text.rstrip())
             except json.JSONDecodeError as error:
-                # Its own text counts lines, within the row.
+                # Its own text counts lines, within this one.
                 raise TraceError(
-                    f"{path}, row {row}: it is no JSON: {error.msg} (column {error.colno})."
+                    f"{in_line(path, count)}: it is no JSON: {error.msg} (column {error.colno})."
                 ) from None
             except (ValueError, RecursionError) as error:
-                raise TraceError(f"{path}, row {row}: it is no JSON: {error}.") from None
+                raise TraceError(f"{in_line(path, count)}: it is no JSON: {error}.") from None
 
 
 def begins_with_key(head: bytes, key: str) -> bool:

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from kvtiers.simulator.errors import TraceError
+from kvtiers.simulator.errors import TraceError, in_row
 from kvtiers.simulator.numbering import Ids
 from kvtiers.simulator.trace import TraceRequest
 from kvtiers.tiers.recording_format import HIT
@@ -45,19 +45,32 @@ def read_intact(files: Path | Sequence[Path]) -> Any:
 class Columns:
     """The columns of a table that ``check_columns`` let pass.
 
+    Args:
+        path: of the file.
+        table: what it holds, in the order in which requests came.
+        rows: where in the file each of them stands, if in another order.
+
     Raises:
         TraceError: one can't be read, or holds a number that can't be.
 
     """
 
-    def __init__(self, path: str, table: Any) -> None:
+    def __init__(self, path: str, table: Any, rows: Sequence[int] | None = None) -> None:
         self._path = path
         self._table = table
+        self._rows = range(table.num_rows) if rows is None else rows
         flat = [name for name in table.column_names if not _is_list(_type(table, name))]
         self._values = {name: self._plain(name) for name in flat}
         self._hints = [n for n in flat if n not in _NOT_HINTS and not n.startswith(HIT)]
         for name in _NUMBERS:
             self._check_numbers(name)
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def place(self, i: int) -> str:
+        """The file, and where in it row ``i`` stands, as an error begins."""
+        return in_row(self._path, self._rows[i])
 
     def runs(self, start: str, length: str) -> Callable[[int], tuple[Ids, Ids]]:
         """Where each run of a row starts and how long it is; nothing without such columns."""
@@ -72,7 +85,7 @@ class Columns:
         """Row ``i`` without its chunks."""
         values = self._values
         return TraceRequest(
-            row=i,
+            row=self._rows[i],
             arrival=float(values["t_s"][i]),
             input_tokens=int(values["input_len"][i]),
             output_tokens=int(values["output_len"][i]),
@@ -98,7 +111,7 @@ class Columns:
         for i, value in enumerate(self._values[name]):
             if value is None or not 0 <= value < float("inf"):
                 raise TraceError(
-                    f"{self._path}, row {i}: {name} must be a number of at least 0, not {value!r}."
+                    f"{self.place(i)}: {name} must be a number of at least 0, not {value!r}."
                 )
 
     def _lists(self, name: str) -> tuple[Sequence[tuple[int, int]], npt.NDArray[Any]]:
@@ -106,7 +119,7 @@ class Columns:
         column = self._table.column(name).combine_chunks()
         if column.null_count or column.flatten().null_count:
             nulls = [i for i, v in enumerate(column.to_pylist()) if v is None or None in v]
-            raise TraceError(f"{self._path}, row {nulls[0]}: {name} has a null.")
+            raise TraceError(f"{self.place(nulls[0])}: {name} has a null.")
         offsets = np.asarray(column.offsets).tolist()
         # What is too large for a signed number becomes one below 0, which no run has either.
         flat = column.values.to_numpy(zero_copy_only=False).astype(np.int64)
@@ -118,7 +131,7 @@ class Columns:
         if turn is None or turn != turn:
             return None
         if abs(turn) == float("inf"):
-            raise TraceError(f"{self._path}, row {i}: turn must be a whole number, not {turn}.")
+            raise TraceError(f"{self.place(i)}: turn must be a whole number, not {turn}.")
         return int(turn)
 
     def _text(self, name: str, i: int) -> str:

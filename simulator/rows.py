@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-from kvtiers.simulator.errors import TraceError
+from kvtiers.simulator.errors import TraceError, in_row
 from kvtiers.simulator.numbering import Ids, Interner, Numbering
 from kvtiers.simulator.trace import Trace, TraceRequest
 
@@ -37,6 +37,7 @@ class Source:
         block_tokens: tokens that one id stands for.
         rows: in order of arrival. Iterating raises TraceError where a row is damaged.
         block_bytes: bytes of a block, 0 if unknown.
+        place: says where in the file a request stands, by the path and the request's ``row``.
         recorded: whether the blocks are the chunks of the cache that was recorded.
         absolute: whether times count from the epoch; a trace's count from its first.
         computes_last: whether the engine computes the last token of every prompt, whatever is
@@ -50,6 +51,7 @@ class Source:
     block_tokens: int
     rows: Iterable[Row]
     block_bytes: int = 0
+    place: Callable[[str, int], str] = in_row
     recorded: bool = False
     absolute: bool = False
     computes_last: bool = False
@@ -142,7 +144,7 @@ class _Stream:
             try:
                 path = self.numbering.number(ids[step - 1 :: step])
             except ValueError as error:
-                raise TraceError(f"{source.path}, row {request.row}: {error}") from None
+                raise TraceError(f"{source.place(source.path, request.row)}: {error}") from None
             self.requests.append(request)
             self._paths.append(path)
             self._asked.append((request.input_tokens - source.computes_last) // self.tokens)
@@ -165,8 +167,8 @@ class _Stream:
             # A recording has them in the order of admission.
             if not source.recorded:
                 raise TraceError(
-                    f"{source.path}, row {request.row}: it arrives at {request.arrival:g} s, "
-                    "before the row before it. Requests must stand in order of arrival."
+                    f"{source.place(source.path, request.row)}: it arrives at {request.arrival:g} "
+                    "s, before the request before it. Requests must stand in order of arrival."
                 )
             arrival = self._last
         return request if arrival == request.arrival else replace(request, arrival=arrival)

@@ -18,7 +18,7 @@ class TraceRequest:
     """One request.
 
     Attributes:
-        row: where it stands in its file, from 0.
+        row: where it stands in its file: the line, from 1, or the row of a table, from 0.
         arrival: seconds from the start of the trace.
         input_tokens, output_tokens: lengths.
         stretches: the prompt's full chunks that a cache may serve, head first.

@@ -87,10 +87,10 @@ def _add_reading(group: argparse._ArgumentGroup) -> None:
     )
     group.add_argument(
         "--score-from",
-        metavar="ROW",
+        metavar="N",
         default="0",
-        help="a row number or a share of the rows: what comes before warms up, what comes after "
-        "counts",
+        help="how many requests warm up, or which share of them (0.5 or 50%%); those that come "
+        "after count",
     )
 
 

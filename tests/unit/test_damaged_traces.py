@@ -124,7 +124,7 @@ def test_msgpack_that_python_has_no_value_for(tmp_path: Path, tail: bytes) -> No
     pytest.importorskip("msgpack")
     file = tmp_path / "t.msgpack"
     file.write_bytes(b"\x92\xcb" + bytes(8) + tail)
-    with pytest.raises(TraceError, match=r"row 0: it is no msgpack: \w"):
+    with pytest.raises(TraceError, match=r"message 1: it is no msgpack: \w"):
         read_trace(file)
 
 
@@ -208,7 +208,7 @@ def test_of_nulls_in_lists_the_row_is_told(tmp_path: Path) -> None:
     pa = pytest.importorskip("pyarrow")
     starts = pa.array([[], [None]], pa.list_(pa.int64()))
     file = parquet_file(tmp_path / "t.parquet", run_start=starts)
-    with pytest.raises(TraceError, match="row 1: run_start has a null"):
+    with pytest.raises(TraceError, match=r"row 1 \(counted from 0\): run_start has a null"):
         read_trace(file)
 
 
@@ -225,7 +225,7 @@ def test_numbers_beyond_64_bits_with_a_sign_are_no_ids(tmp_path: Path) -> None:
     most = pa.array([[2**64 - 1], [0]], pa.list_(pa.uint64()))
     lengths = pa.array([[2], [2]], pa.list_(pa.uint64()))
     file = parquet_file(tmp_path / "t.parquet", run_start=most, run_len=lengths)
-    with pytest.raises(TraceError, match="row 0: runs must start at 0"):
+    with pytest.raises(TraceError, match=r"row 0 \(counted from 0\): runs must start at 0"):
         read_trace(file)
 
 
@@ -234,7 +234,7 @@ def test_more_blocks_than_memory_holds_are_refused_before_they_are_made(tmp_path
     file = parquet_file(
         tmp_path / "t.parquet", run_start=[[0] * 50, [0]], run_len=[[1 << 27] * 50, [2]]
     )
-    with pytest.raises(TraceError, match="row 0: its runs have more than"):
+    with pytest.raises(TraceError, match=r"row 0 \(counted from 0\): its runs have more than"):
         read_trace(file)
 
 
@@ -245,7 +245,7 @@ def test_a_turn_that_is_missing_is_none_as_pandas_has_it_too(tmp_path: Path) -> 
         assert [request.turn for request in read_trace(file).requests] == [None, 3]
     file = parquet_file(tmp_path / "t.parquet", turn=[None, None])
     assert [request.turn for request in read_trace(file).requests] == [None, None]
-    with pytest.raises(TraceError, match="row 0: turn must be a whole number, not inf"):
+    with pytest.raises(TraceError, match=r"row 0 \(counted from 0\): turn must be a whole number"):
         read_trace(parquet_file(tmp_path / "t.parquet", turn=[float("inf"), 3.0]))
 
 

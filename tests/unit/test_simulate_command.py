@@ -280,7 +280,7 @@ def test_the_score_begins_at_a_row_or_a_share(text: str, row: int) -> None:
 
 @pytest.mark.parametrize("text", ["100", "-1", "1.0", "100%", "half", "9" * 5000])
 def test_a_score_that_counts_nothing_is_refused(text: str) -> None:
-    with pytest.raises(SimulatorError, match="a row number below 100"):
+    with pytest.raises(SimulatorError, match="how many requests warm up, fewer than the 100"):
         score_from(text, 100)
 
 
@@ -321,7 +321,7 @@ def test_names_that_differ_in_case_alone_are_told_apart(install: Callable[[str],
         (["--chunk-bytes", "big"], "write a size, such as 32MiB"),
         (["--chunk-tokens", "100"], "such as 512 or 1024"),
         (["--chunk-tokens", "4096"], "no prompt of talk fills a chunk of 4096 tokens"),
-        (["--score-from", "6"], "a row number below 6"),
+        (["--score-from", "6"], "fewer than the 6 of the trace"),
         (["--footprint", "3"], "has 12 distinct chunks"),
         (["--footprint", "0"], "has 12 distinct chunks"),
         (["--json", "/no/such/folder/x.json"], "there is no folder /no/such/folder"),

@@ -212,33 +212,33 @@ def test_events_as_vllm_encodes_them_are_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("lines", "told"),
     [
-        ([mooncake([0], 512), "text"], r"row 1: it must be a JSON object"),
-        ([mooncake([0], 512), mooncake([0], -1)], r"row 1: 'input_length' must be a number from 0"),
-        ([mooncake([0], 512), mooncake([0.5], 512)], r"row 1: 'hash_ids' must be a list of ids"),
-        ([mooncake([0], 512), {"hash_ids": [0]}], r"row 1: 'input_length' .* it is missing"),
-        ([mooncake([0], 512)] * 201 + [mooncake([0], 1024)], r"row 201: 1 blocks .* are fewer"),
+        ([mooncake([0], 512), "text"], r"line 2: it must be a JSON object"),
+        ([mooncake([0], 512), mooncake([0], -1)], r"line 2: 'input_length' must be a number"),
+        ([mooncake([0], 512), mooncake([0.5], 512)], r"line 2: 'hash_ids' must be a list of ids"),
+        ([mooncake([0], 512), {"hash_ids": [0]}], r"line 2: 'input_length' .* it is missing"),
+        ([mooncake([0], 512)] * 201 + [mooncake([0], 1024)], r"line 202: 1 blocks .* are fewer"),
         ([mooncake([0, 1, 2], 512)], r"fits input_length for no size of blocks"),
-        ([mooncake([0, 1], 1024), mooncake([1], 512)], r"row 1: chunk 1 begins a prompt"),
-        ([mooncake([0, 1], 1024), mooncake([2, 1], 1024)], r"row 1: .* follows chunk 2"),
-        ([mooncake([0, 0], 1024)], r"row 0: chunk 0 follows chunk 0"),
-        ([mooncake([0], 512), mooncake([0], 512, timestamp=9)], r"row 1: it arrives at 0.009 s"),
-        ([lookup(["0xa"], 256, 1.0), lookup([], 256, 1.0)], r"row 1: 0 hashes are fewer"),
-        ([lookup([], 9, 1.0), lookup([], 9, 1.0, chunk_size=16)], r"row 1: chunks of 16 tokens"),
-        ([lookup([], 9, 1.0, chunk_size=0)], r"row 0: 'chunk_size' must be the tokens"),
+        ([mooncake([0, 1], 1024), mooncake([1], 512)], r"line 2: chunk 1 begins a prompt"),
+        ([mooncake([0, 1], 1024), mooncake([2, 1], 1024)], r"line 2: .* follows chunk 2"),
+        ([mooncake([0, 0], 1024)], r"line 1: chunk 0 follows chunk 0"),
+        ([mooncake([0], 512), mooncake([0], 512, timestamp=9)], r"line 2: it arrives at 0.009 s"),
+        ([lookup(["0xa"], 256, 1.0), lookup([], 256, 1.0)], r"line 2: 0 hashes are fewer"),
+        ([lookup([], 9, 1.0), lookup([], 9, 1.0, chunk_size=16)], r"line 2: chunks of 16 tokens"),
+        ([lookup([], 9, 1.0, chunk_size=0)], r"line 1: 'chunk_size' must be the tokens"),
         ([{"ts": 1.0, "events": []}], "tells of a block stored"),
-        ([{"ts": 1.0, "events": [7]}], "row 0: an event must be an object or an array"),
-        ([{"ts": "x", "events": []}], "row 0: the time of a batch"),
-        ([{"events": {}}], "row 0: a batch must have a time"),
+        ([{"ts": 1.0, "events": [7]}], "line 1: an event must be an object or an array"),
+        ([{"ts": "x", "events": []}], "line 1: the time of a batch"),
+        ([{"events": {}}], "line 1: a batch must have a time"),
         (
             [{"ts": 1.0, "events": [stored(["a"], "b"), stored(["b"], "a"), stored(["c"], "a")]}],
-            "row 0: block 'a' follows itself",
+            "line 1: block 'a' follows itself",
         ),
         ([{"ts": 1.0, "events": [stored(["a"], None), stored(["a"], "b")]}], "follows another one"),
         ([{"ts": 1.0, "events": [stored([], None)]}], "must have block_hashes"),
         ([{"some": "thing"}], "not a trace in a known format"),
     ],
 )
-def test_damage_is_told_with_the_file_and_the_row(tmp_path: Path, lines: list, told: str) -> None:
+def test_damage_is_told_with_the_file_and_the_line(tmp_path: Path, lines: list, told: str) -> None:
     file = write_lines(tmp_path / "t.jsonl", lines)
     with pytest.raises(TraceError, match=told) as caught:
         read_trace(file)
@@ -249,18 +249,27 @@ def test_a_line_that_is_cut_off_is_told(tmp_path: Path) -> None:
     file = write_lines(tmp_path / "t.jsonl", [mooncake([0], 512)])
     with open(file, "a") as more:
         more.write('{"timestamp": 1, "inp')
-    with pytest.raises(TraceError, match="row 1: it is no JSON"):
+    with pytest.raises(TraceError, match="line 2: it is no JSON"):
         read_trace(file)
 
 
-def test_a_line_that_is_no_json_is_told_by_row_and_column_alone(tmp_path: Path) -> None:
+def test_a_line_that_is_no_json_is_told_by_line_and_column_alone(tmp_path: Path) -> None:
     file = write_lines(tmp_path / "t.jsonl", [mooncake([0], 512)])
     with open(file, "a") as more:
         more.write('{"timestamp": 1, "hash_ids": [0]\n' + json.dumps(mooncake([0], 512)) + "\n")
     with pytest.raises(TraceError) as caught:
         read_trace(file)
-    told = "row 1: it is no JSON: Expecting ',' delimiter (column 33)."
+    told = "line 2: it is no JSON: Expecting ',' delimiter (column 33)."
     assert str(caught.value) == f"{file}, {told}"
+
+
+@pytest.mark.parametrize("broken", ["{", "[]", json.dumps(mooncake([0], 512, timestamp=9))])
+def test_lines_are_counted_as_an_editor_counts_them(tmp_path: Path, broken: str) -> None:
+    """From 1, and those of nothing, too."""
+    file = tmp_path / "t.jsonl"
+    file.write_text(f"\n{json.dumps(mooncake([0], 512))}\n\n \n{broken}\n")
+    with pytest.raises(TraceError, match=r"t\.jsonl, line 5: it "):
+        read_trace(file)
 
 
 def test_msgpack_that_is_cut_off_is_told(tmp_path: Path) -> None:
@@ -268,7 +277,7 @@ def test_msgpack_that_is_cut_off_is_told(tmp_path: Path) -> None:
     file = tmp_path / "e.msgpack"
     whole = b"".join(msgspec.msgpack.encode([ts, events]) for ts, events in BATCHES)
     file.write_bytes(whole[:-3])
-    with pytest.raises(TraceError, match="row 4: it ends within a message"):
+    with pytest.raises(TraceError, match="message 5: it ends within it"):
         read_trace(file)
 
 
@@ -281,11 +290,12 @@ def test_a_long_first_line_is_recognised(tmp_path: Path) -> None:
 # Parquet -------------------------------------------------------------------------------
 
 
-def write_runs(path: Path, rows: list[dict], tokens: object = 512) -> Path:
+def write_runs(path: Path, rows: list[dict], tokens: object = 512, **more: object) -> Path:
     pa = pytest.importorskip("pyarrow")
     from pyarrow import parquet
 
-    metadata = {} if tokens is None else {"block_tokens": str(tokens)}
+    said = more if tokens is None else {"block_tokens": tokens, **more}
+    metadata = {key: str(value) for key, value in said.items()}
     parquet.write_table(pa.Table.from_pylist(rows).replace_schema_metadata(metadata), path)
     return path
 
@@ -323,13 +333,33 @@ def test_small_blocks_make_chunks_of_256_tokens_unless_told_otherwise(tmp_path: 
 @pytest.mark.parametrize(
     ("rows", "tokens", "told"),
     [
-        ([runs([0], [1], 512), runs([0], [1], 1024)], 512, "row 1: 1 blocks"),
-        ([runs([0], [1], 512), runs([0, 1], [1], 512)], 512, "row 1: run_start has 2 entries"),
-        ([runs([0], [1], 512), runs([0], [0], 0)], 512, "row 1: runs must start at 0"),
-        ([runs([-1], [1], 512)], 512, "row 0: runs must start at 0"),
-        ([runs([0], [1], 512), runs([None], [1], 512)], 512, "row 1: run_start has a null"),
-        ([runs([0], [1], 512), runs(None, [1], 512)], 512, "row 1: run_start has a null"),
-        ([runs([0], [1], 512), runs([0], [1], None)], 512, "row 1: input_len must be a number"),
+        ([runs([0], [1], 512), runs([0], [1], 1024)], 512, "row 1 (counted from 0): 1 blocks"),
+        (
+            [runs([0], [1], 512), runs([0, 1], [1], 512)],
+            512,
+            "row 1 (counted from 0): run_start has 2",
+        ),
+        (
+            [runs([0], [1], 512), runs([0], [0], 0)],
+            512,
+            "row 1 (counted from 0): runs must start at 0",
+        ),
+        ([runs([-1], [1], 512)], 512, "row 0 (counted from 0): runs must start at 0"),
+        (
+            [runs([0], [1], 512), runs([None], [1], 512)],
+            512,
+            "row 1 (counted from 0): run_start has a",
+        ),
+        (
+            [runs([0], [1], 512), runs(None, [1], 512)],
+            512,
+            "row 1 (counted from 0): run_start has a",
+        ),
+        (
+            [runs([0], [1], 512), runs([0], [1], None)],
+            512,
+            "row 1 (counted from 0): input_len must",
+        ),
         ([runs([0.5], [1], 512)], 512, "must hold lists of whole numbers"),
         ([runs([0], [1], 512)], None, "must say 'block_tokens'"),
         ([runs([0], [1], 512)], "many", "it says 'many'"),
@@ -340,9 +370,22 @@ def test_damaged_runs_are_told_with_the_file_and_the_row(
     tmp_path: Path, rows: list[dict], tokens: object, told: str
 ) -> None:
     file = write_runs(tmp_path / "t.parquet", rows, tokens)
-    with pytest.raises(TraceError, match=told) as caught:
+    with pytest.raises(TraceError) as caught:
         read_trace(file)
-    assert str(file) in str(caught.value)
+    assert str(caught.value).startswith(str(file))
+    assert told in str(caught.value)
+
+
+def test_a_row_of_a_recording_is_told_as_it_lies_in_the_file(tmp_path: Path) -> None:
+    """Though requests are replayed by their numbers."""
+    rows = [runs([0], [1], 512, req=1), runs([0], [0], 512, req=2), runs([0], [1], 512, req=0)]
+    file = write_runs(tmp_path / "t.parquet", rows, kvtiers_trace=1, chunk_tokens=512)
+    with pytest.raises(TraceError, match=r"row 1 \(counted from 0\): runs must start"):
+        read_trace(file)
+    rows[1] = runs([7, 0], [1, 1], 1024, req=2)
+    write_runs(file, rows, kvtiers_trace=1, chunk_tokens=512)
+    with pytest.raises(TraceError, match=r"row 1 \(counted from 0\): chunk 0 follows chunk 7"):
+        read_trace(file)
 
 
 def test_a_broken_parquet_is_told(tmp_path: Path) -> None:
@@ -372,7 +415,7 @@ def test_a_part_whose_times_begin_anew_follows_the_one_before(tmp_path: Path) ->
 def test_parts_of_different_traces_are_refused(tmp_path: Path) -> None:
     one = write_lines(tmp_path / "a.jsonl", [mooncake([0, 1], 1024)])
     two = write_lines(tmp_path / "b.jsonl", [mooncake([7, 1], 1024)])
-    with pytest.raises(TraceError, match=r"b\.jsonl, row 0: .* parts of one trace"):
+    with pytest.raises(TraceError, match=r"b\.jsonl, line 1: .* parts of one trace"):
         read_trace(one, two)
     other = write_lines(tmp_path / "c.jsonl", [mooncake([0], 16)])
     write_lines(other, [mooncake([5, 6], 20)])
