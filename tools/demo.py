@@ -25,6 +25,7 @@ from kvtiers.tiers.redis import RedisTier
 from kvtiers.tiers.redis_config import RedisConfig
 from kvtiers.tools.measure import COMPUTED, Answer, ask, prompts
 from kvtiers.tools.model import ModelError, default_cache, smollm2_path
+from kvtiers.tools.outputs import why_unwritable
 from kvtiers.tools.redis_server import RedisServer, RedisServerError
 from kvtiers.tools.server import ServerError, VllmServer
 from pydantic import ValidationError
@@ -146,8 +147,11 @@ def _obstacle(arguments: argparse.Namespace) -> str | None:
     if model is not None and not Path(model, "config.json").is_file():
         return f"--model is {model!r}: it must be a model's folder, with a config.json in it."
     file: Path | None = arguments.json
-    if file is not None and not _writable(file):
-        return f"--json is {str(file)!r}: it must be a file that this user can write, in a folder."
+    if file is not None and (obstacle := why_unwritable(file)):
+        return (
+            f"--json is {str(file)!r}: it must be a file that this user can write, in a folder "
+            f"({obstacle})."
+        )
     return None if arguments.redis in (None, _OWN) else _why_no_redis(arguments.redis)
 
 
@@ -165,10 +169,6 @@ def _why_no_redis(url: str) -> str | None:
         return f"--redis is {shown(url)}: {error}"
     start = "Start it, correct the URL, or leave it out for a server that the demo starts."
     return f"--redis: {away}. {start}" if away else None
-
-
-def _writable(file: Path) -> bool:
-    return os.access(file if file.exists() else file.parent, os.W_OK) and not file.is_dir()
 
 
 def summarise(answers: Mapping[str, Sequence[Answer]]) -> Result:

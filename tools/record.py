@@ -20,6 +20,7 @@ from kvtiers.connector.config_record import DEFAULT_MAX_BYTES
 from kvtiers.connector.sizes import format_bytes
 from kvtiers.tiers.recording_format import RecordingError, parts_of, recordings_in
 from kvtiers.tiers.units import read_size
+from kvtiers.tools.outputs import why_unwritable
 from kvtiers.tools.recorded import Summary, merge, summarise
 
 VARIABLE = "KVTIERS_RECORD"
@@ -156,6 +157,8 @@ def _refuse_existing(output: Path) -> None:
         raise RecordingError(f"{output} is there already. Name another file with -o, or remove it.")
     if not output.absolute().parent.is_dir():
         raise RecordingError(f"{output}: there is no folder {output.parent} to write it in.")
+    if obstacle := why_unwritable(output):
+        raise RecordingError(f"{output}: it can't be written: {obstacle}. Name another with -o.")
 
 
 def _size(text: str) -> int:

@@ -158,9 +158,15 @@ def _check_outputs(arguments: argparse.Namespace) -> None:
         report.need_pyarrow()
     if arguments.plot:
         plot.check(arguments.plot)
-    for option in ("json", "parquet", "plot"):
-        if path := getattr(arguments, option):
-            outputs.check_output(f"--{option}", path, reads)
+    written: dict[str, str] = {}
+    for option in ("--json", "--parquet", "--plot"):
+        path = getattr(arguments, option.strip("-"))
+        if path is None or (option, path) == ("--json", _STDOUT):
+            continue
+        outputs.check_output(option, path, reads)
+        other = written.setdefault(os.path.realpath(path), option)
+        if other != option:
+            raise SimulatorError(f"{option} {path}: {other} is written there. Name another.")
     if arguments.jobs is not None and arguments.jobs < 1:
         raise SimulatorError(f"--jobs {arguments.jobs}: write 1 or more.")
 

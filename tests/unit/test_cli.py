@@ -223,10 +223,16 @@ def with_vllm(monkeypatch):
 def test_a_result_that_could_not_be_written_is_told_before_the_demo_runs(
     tmp_path, with_vllm, capsys
 ):
-    for file in (tmp_path, tmp_path / "no" / "result.json"):
+    unwritable = {
+        tmp_path: "Is a directory",
+        tmp_path / "no" / "result.json": "No such file or directory",
+        tmp_path / ("long" * 99): "File name too long",
+    }
+    for file, why in unwritable.items():
         assert cli.main(["demo", "--json", str(file)]) == 2
         assert capsys.readouterr().err == (
-            f"--json is {str(file)!r}: it must be a file that this user can write, in a folder.\n"
+            f"--json is {str(file)!r}: it must be a file that this user can write, in a folder "
+            f"({why}).\n"
         )
     assert list(tmp_path.iterdir()) == []
 

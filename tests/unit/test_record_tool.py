@@ -178,6 +178,7 @@ def test_no_file_is_written_over_and_no_earlier_run_mixed_in(tmp_path, capsys):
         (["--from", "other.parquet"], "no recording of kvtiers"),
         (["--from", "newer.parquet"], "a recording of version 99"),
         (["-o", "no/where.parquet", "--", "true"], "there is no folder no to write it in"),
+        (["-o", "/proc/a.parquet", "--", "true"], "/proc/a.parquet: it can't be written: No such"),
         (["--", "no-command-of-that-name"], "can't be run: No such file or directory"),
     ],
 )

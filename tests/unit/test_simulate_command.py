@@ -1,6 +1,7 @@
 """``kvtiers simulate``: what people write, and what they get."""
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -9,7 +10,7 @@ from kvtiers.policies import POLICIES, Policy, Registry
 from kvtiers.simulator import choices
 from kvtiers.simulator.choices import Capacity, policies, score_from
 from kvtiers.simulator.errors import SimulatorError
-from kvtiers.tools import cli
+from kvtiers.tools import cli, outputs
 
 pa = pytest.importorskip("pyarrow", reason="traces are Parquet")
 parquet = pytest.importorskip("pyarrow.parquet")
@@ -326,6 +327,8 @@ def test_names_that_differ_in_case_alone_are_told_apart(install: Callable[[str],
         (["--footprint", "0"], "has 12 distinct chunks"),
         (["--json", "/no/such/folder/x.json"], "there is no folder /no/such/folder"),
         (["--parquet", "/"], "that is a folder"),
+        (["--json", ""], "--json has no name of a file"),
+        (["--parquet", "/dev/null", "--json", "/dev/null"], "/dev/null: --json is written there"),
         (["--json", "/tmp/x.JSONL"], "/tmp/x.JSONL: JSON would be written there, and the name is"),
         (["--json", "x.parquet"], "or write '--json -' for the output"),
         (["--parquet", "x.json"], "--parquet x.json: name a file that ends in .parquet."),
@@ -389,6 +392,61 @@ def test_a_result_is_not_written_over_the_file_of_tiers(
     stack.write_text("chunk_bytes: 1MiB\nprefill: 1000\ntiers: [{name: cpu, capacity: 6}]\n")
     assert simulate(trace, "--tiers", stack, "--policies", "lru", "--json", stack) == 2
     assert "that file is to be read" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("option", ["--json", "--parquet", "--plot"])
+@pytest.mark.parametrize(
+    ("place", "told"),
+    [
+        # Where not even root makes a file, though by its rights root might.
+        ("/proc", "it can't be written: No such file or directory."),
+        ("{}/talk.parquet", "there is no folder"),
+        ("{}/missing", "there is no folder"),
+        ("{}/dangling", "there is no folder"),
+        ("{}/" + "long" * 99, "there is no folder"),
+    ],
+)
+def test_a_folder_that_takes_no_file_is_told_before_the_work(
+    tmp_path: Path, trace: Path, option: str, place: str, told: str, capsys
+) -> None:
+    pytest.importorskip("matplotlib")
+    # Reading it would be told first, if it were read.
+    trace.write_bytes(b"PAR1 and nothing more")
+    (tmp_path / "dangling").symlink_to(tmp_path / "missing")
+    name = {"--json": "x.json", "--parquet": "x.parquet", "--plot": "x.png"}[option]
+    file = f"{place.format(tmp_path)}/{name}"
+    assert simulate(trace, option, file) == 2
+    shown = capsys.readouterr().err
+    assert shown.startswith(f"kvtiers: {option} {file}: {told}")
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_a_folder_of_somebody_else_is_told_before_the_work(
+    tmp_path: Path, trace: Path, capsys
+) -> None:
+    (tmp_path / "theirs").mkdir(mode=0o500)
+    assert simulate(trace, "--json", tmp_path / "theirs" / "x.json") == 2
+    assert "it can't be written: Permission denied." in capsys.readouterr().err
+
+
+def test_looking_at_an_output_changes_nothing(tmp_path: Path) -> None:
+    old, new, link = tmp_path / "old", tmp_path / "new", tmp_path / "link"
+    old.write_text("mine")
+    link.symlink_to(new)
+    for path in (old, new, link):
+        outputs.check_output("--json", path)
+    assert old.read_text() == "mine"
+    assert sorted(tmp_path.iterdir()) == [link, old]
+
+
+def test_a_pipe_is_not_opened_before_there_is_something_to_write(tmp_path: Path) -> None:
+    """One with a name would wait for its reader; a shell's ``>(...)`` has none that lies there."""
+    os.mkfifo(tmp_path / "pipe")
+    outputs.check_output("--json", tmp_path / "pipe")
+    reader, writer = os.pipe()
+    outputs.check_output("--json", f"/dev/fd/{writer}")
+    os.close(writer)
+    os.close(reader)
 
 
 @pytest.mark.parametrize("option", ["--json", "--parquet"])
