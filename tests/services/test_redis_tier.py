@@ -398,6 +398,37 @@ def test_a_full_pool_makes_threads_wait_and_never_has_more_connections(server, o
     assert len(client.client_list()) <= before + 2
 
 
+def test_a_connection_that_cannot_be_made_anew_is_not_lost_to_the_pool(tmp_path, open_tier):
+    started = RedisServer(tmp_path / "redis", ["--requirepass", "first"], password="first")
+    with started as server, server.client() as client:
+        tier = open_tier(server, pool_size=2, deadline=1.0, password="first")
+        connect(tier, 2)
+        server.pause()
+        assert read(tier, KEYS[:1]) == [FAILED]
+        server.resume()
+        with tier._client.session():
+            # The other one is from before: it is made anew, and now the server refuses that.
+            client.config_set("requirepass", "second")
+            with pytest.raises(ConnectionError, match="refuses"), tier._client.session():
+                pass
+            client.config_set("requirepass", "first")
+            with tier._client.session() as session:
+                assert session.ask([[b"PING"]]) == [b"PONG"]
+
+
+def test_a_closed_tier_keeps_no_connection(own_server, open_tier):
+    tier = open_tier(own_server, pool_size=3)
+    with own_server.client() as client:
+        before = len(client.client_list())
+        connect(tier, 3)
+        assert len(client.client_list()) == before + 3
+        tier.close()
+        until = time.monotonic() + 30
+        while len(client.client_list()) > before:
+            assert time.monotonic() < until
+            time.sleep(0.01)
+
+
 def test_a_cluster_that_was_away_at_start_is_told_when_it_answers(tmp_path, open_tier, caplog):
     with RedisServer(tmp_path, clustered()) as server:
         tier = open_tier(server)

@@ -8,6 +8,7 @@ from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
 from small_traces import chat, trace_of
 
 sys.path.insert(0, str(Path(__file__).parent.parent.parent))
@@ -46,6 +47,18 @@ def test_lengths_shrink_and_leave_a_token_to_compute() -> None:
         assert after.input_tokens % BLOCK
         assert (after.arrival, after.session) == (before.arrival, "s")
         assert after.prompt_chunks == before.prompt_chunks
+
+
+@pytest.mark.parametrize(("beyond", "left"), [(0, 1), (3, 1), (4, 1), (8, 2), (128, 31)])
+def test_what_lies_beyond_the_chunks_is_a_token_at_least_and_less_than_a_block(
+    beyond: int, left: int
+) -> None:
+    prompt = TRACE.requests[0]
+    full = prompt.prompt_chunks * TRACE.chunk_tokens
+    trace = replace(TRACE, requests=[replace(prompt, input_tokens=full + beyond)])
+    (small,) = scaled(trace, 0, 1).requests
+    assert small.input_tokens == prompt.prompt_chunks * BLOCK + left
+    assert small.prompt_chunks == prompt.prompt_chunks
 
 
 def test_a_made_trace_has_what_returns_and_what_does_not() -> None:
