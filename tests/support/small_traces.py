@@ -58,6 +58,15 @@ def prompts(draw: st.DrawFn, most: int = 10, depth: int = 5, width: int = 3) -> 
     ]
 
 
+def forest(rng: random.Random, paths: int) -> list[tuple[int, ...]]:
+    """Prompts as paths, most of which share a beginning with an earlier one."""
+    found: list[tuple[int, ...]] = []
+    for i in range(paths):
+        head = rng.choice(found)[: rng.randint(0, 12)] if found and rng.random() < 0.7 else ()
+        found.append(head + tuple(range(100 * i, 100 * i + rng.randint(1, 8))))
+    return found
+
+
 def chat(rng: random.Random, requests: int, sessions: int = 12) -> list[list[int]]:
     """Conversations that grow turn by turn, on a few common heads, and end now and then."""
     count, heads = 0, [list(range(1000 * k, 1000 * k + 3 + k)) for k in range(3)]

@@ -1,10 +1,11 @@
 """LRU against libcachesim, against brute force, and against itself."""
 
 import random
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from itertools import islice
 
 import pytest
+from counted_ids import counted, lookups
 from hypothesis import given
 from hypothesis import strategies as st
 from kvtiers.policies import PolicyRequest, Run, TierInfo
@@ -12,6 +13,7 @@ from kvtiers.policies.conformance import PolicyConformance
 from kvtiers.policies.lru import LruPolicy
 from kvtiers.policies.prefix_order import PrefixOrder
 from libcachesim import LRU, Request
+from small_traces import forest
 from traces import real_prompts, zipf_ids
 
 REQUEST = PolicyRequest("r")
@@ -342,24 +344,6 @@ def test_nothing_is_left_behind_when_all_chunks_are_gone() -> None:
 # Cost, counted instead of timed: how often a chunk is looked up.
 
 
-class Counted(int):
-    looked_up = 0
-
-    def __hash__(self) -> int:
-        Counted.looked_up += 1
-        return int.__hash__(self)
-
-
-def counted(ids: Iterable[int]) -> tuple[Counted, ...]:
-    return tuple(map(Counted, ids))
-
-
-def lookups(action: Callable[[], None]) -> int:
-    before = Counted.looked_up
-    action()
-    return Counted.looked_up - before
-
-
 def test_using_a_prompt_that_is_there_costs_one_lookup_per_branch() -> None:
     policy = LruPolicy([TierInfo("cpu")])
     prompts = [Run(counted(range(10_000))), Run(counted([*range(5000), *range(20_000, 25_000)]))]
@@ -404,11 +388,9 @@ def test_a_found_run_is_evicted_from_its_tail() -> None:
 def test_chunks_that_go_together_leave_what_they_would_one_by_one() -> None:
     rng = random.Random(7)
     together, one_by_one = PrefixOrder(), PrefixOrder()
-    paths: list[tuple[int, ...]] = []
+    paths = forest(rng, 300)
     for i in range(300):
-        head = rng.choice(paths)[: rng.randint(0, 9)] if paths and rng.random() < 0.6 else ()
-        paths.append(head + tuple(range(20 * i, 20 * i + rng.randint(1, 9))))
-        run = Run(rng.choice(paths))
+        run = Run(rng.choice(paths[: i + 1]))
         # Ends of segments as they are evicted, and anything, which is lost or not there.
         named = list(islice(together, rng.randint(0, 12)))
         gone = named if rng.random() < 0.6 else rng.choices(rng.choice(paths), k=4)

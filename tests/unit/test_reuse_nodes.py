@@ -1,27 +1,20 @@
 """The forest behind prefix-reuse, against the same chunks kept one by one; and its order."""
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
 import numpy as np
+from counted_ids import Counted, counted, lookups
 from kvtiers.policies import ChunkId
 from kvtiers.policies.reuse_classes import OWN, Turn, own
 from kvtiers.policies.reuse_hazard import HazardLearner
 from kvtiers.policies.reuse_marks import Marks
 from kvtiers.policies.reuse_nodes import NO_NODE, NOTHING, Nodes
 from kvtiers.policies.reuse_ranks import Ranks
+from small_traces import forest
 
 Path = tuple[int, ...]
-
-
-def forest(rng: random.Random, paths: int) -> list[Path]:
-    """Prompts, most of which share a beginning with another."""
-    found: list[Path] = []
-    for i in range(paths):
-        head = rng.choice(found)[: rng.randint(0, 12)] if found and rng.random() < 0.7 else ()
-        found.append(head + tuple(range(100 * i, 100 * i + rng.randint(1, 8))))
-    return found
 
 
 class Pair:
@@ -128,42 +121,28 @@ def test_chunks_that_go_together_leave_what_they_would_one_by_one() -> None:
             assert one.nodes.changed() == other.nodes.changed()
 
 
-class Counted:
-    """An id that counts how often it is looked up."""
-
-    lookups = 0
-
-    def __init__(self, number: int) -> None:
-        self.number = number
-
-    def __hash__(self) -> int:
-        Counted.lookups += 1
-        return hash(self.number)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Counted) and self.number == other.number
-
-
-def lookups_of(nodes: Nodes, run: list[ChunkId], parent: ChunkId) -> float:
+def lookups_of(nodes: Nodes, run: Sequence[ChunkId], parent: ChunkId) -> float:
     """Lookups a chunk of a run that comes in whole and is evicted again."""
-    Counted.lookups = 0
-    for begin, end in nodes.absent(run, parent):
-        nodes.add(run[begin:end], parent, 0, 0)
-    nodes.discard(run[::-1])
-    return Counted.lookups / len(run)
+
+    def come_and_go() -> None:
+        for begin, end in nodes.absent(run, parent):
+            nodes.add(run[begin:end], parent, 0, 0)
+        nodes.discard(run[::-1])
+
+    return lookups(come_and_go) / len(run)
 
 
 def test_a_chunk_is_looked_up_once_to_come_and_once_to_go() -> None:
     nodes = Nodes(lambda _mark, _count: None)
-    prompt = [Counted(i) for i in range(1000)]
+    prompt = counted(range(1000))
     # To come costs one more, for the dict of what is added at once.
-    assert lookups_of(nodes, list(prompt), NOTHING) < 3.1
+    assert lookups_of(nodes, prompt, NOTHING) < 3.1
     nodes.add(prompt, NOTHING, 0, 0)
-    following = [Counted(i) for i in range(1000, 2000)]
-    assert lookups_of(nodes, list(following), prompt[-1]) < 3.1
+    following = counted(range(1000, 2000))
+    assert lookups_of(nodes, following, prompt[-1]) < 3.1
     # With a part of a prompt that lacks its head somewhere, it may be of the same prompt.
-    nodes.add([Counted(5000)], Counted(4999), 0, 0)
-    assert lookups_of(nodes, list(following), prompt[-1]) < 7.1
+    nodes.add(counted([5000]), Counted(4999), 0, 0)
+    assert lookups_of(nodes, following, prompt[-1]) < 7.1
 
 
 def test_leaves_go_in_the_order_of_their_worth_however_many_there_are() -> None:
@@ -224,11 +203,11 @@ def test_one_mark_is_worth_what_it_is_among_many() -> None:
 
 def test_what_a_scan_found_is_looked_up_as_quickly_once_its_place_is_known() -> None:
     nodes = Nodes(lambda _mark, _count: None)
-    prompt = [Counted(i) for i in range(100)]
+    prompt = counted(range(100))
     for chunk in prompt:
         nodes.add([chunk], None, 0, 0)
     list(nodes.cover(list(prompt), NOTHING))
-    assert lookups_of(nodes, [Counted(i) for i in range(100, 200)], prompt[-1]) < 4
+    assert lookups_of(nodes, counted(range(100, 200)), prompt[-1]) < 4
     assert nodes.parent_of(nodes.node_of(prompt[50])) == nodes.node_of(prompt[49])
 
 
