@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from kvtiers.tiers.hierarchy import TierStats
+from kvtiers.tiers.figures import TierStats
 from kvtiers.tiers.residency import GPU
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading.metrics import (
     OffloadingConnectorStats,

@@ -18,8 +18,8 @@ What holds at all times (checked by tests/unit/test_hierarchy_machine.py):
 The parts: ``residency`` (what is where), ``lookups`` (who waits for what), ``promotion``
 (up), ``ahead`` (up before anybody's turn), ``spill`` (down), ``eviction`` (out; those that
 ``queued`` requests wait for last),
-``copies`` (the engine's own), ``health`` (what a call says of its tier). This module is
-what an engine calls.
+``copies`` (the engine's own), ``answers`` (what has ended, taken in), ``health`` (what a call
+says of its tier), ``figures``. This module is what an engine calls.
 """
 
 from __future__ import annotations
@@ -28,20 +28,19 @@ import logging
 import math
 import threading
 import time
-from collections import Counter, deque
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 
 from kvtiers.policies import ChunkId, Policy, PolicyRequest, Run, TierInfo
 from kvtiers.policies.around import answers
 from kvtiers.tiers.ahead import Ahead
+from kvtiers.tiers.answers import Answers, Inbox
 from kvtiers.tiers.base import ChunkKey, Namespace, Tier, Usage
-from kvtiers.tiers.breaker import Breaker, BreakerState
+from kvtiers.tiers.breaker import Breaker
 from kvtiers.tiers.copies import EngineCopies
 from kvtiers.tiers.cpu import CpuTier
 from kvtiers.tiers.directory import Chunk, State, runs_of
 from kvtiers.tiers.eviction import Eviction
-from kvtiers.tiers.findings import Findings
+from kvtiers.tiers.figures import Figures, TierStats
 from kvtiers.tiers.health import Health
 from kvtiers.tiers.heat import HeatInbox
 from kvtiers.tiers.idle import IdleThread, owning
@@ -66,24 +65,6 @@ _CHORES_SECONDS = 1.0
 _DEFAULT_PATIENCE = 5.0
 # For how long an engine that was seen is taken to be at work.
 _AT_WORK_SECONDS = 0.1
-# What comes when nothing is left to sweep.
-_SWEPT = object()
-
-
-@dataclass(frozen=True, slots=True)
-class TierStats:
-    """Figures of one tier. ``counts`` are increases since they were last taken.
-
-    ``read_seconds`` is what reading a chunk is expected to take, None if nobody knows.
-    ``pinned`` is how many chunks are in use, None for tiers without pins.
-    """
-
-    name: str
-    usage: Usage
-    counts: Mapping[str, int]
-    breaker: BreakerState = BreakerState.CLOSED
-    read_seconds: float | None = None
-    pinned: int | None = None
 
 
 class Hierarchy:
@@ -131,9 +112,7 @@ class Hierarchy:
         # What the engine was told in this step holds until its ``tick``.
         self._in_step = False
         self._ticked = -math.inf
-        self._observed = dict(observed or {})
-        self._done: deque[tuple[LowerTier, Op]] = deque()
-        self._scanned: deque[tuple[LowerTier, Op]] = deque()
+        self._inbox = Inbox()
         self._lower = self._make_lower(cpu, lower, make_workers or self._thread_workers)
         for tier in self._lower:
             tier.read_only = not stores
@@ -154,6 +133,16 @@ class Hierarchy:
         self._lookups = Lookups(
             self._residency, self._promotion, self._ahead, self._requests, worth, patience
         )
+        self._answers = Answers(
+            self._inbox,
+            self._residency,
+            self._lookups,
+            self._promotion,
+            self._spill,
+            self._eviction,
+            self._health,
+        )
+        self._figures = Figures(self._residency, observed)
         self._chores_due = 0.0
         for tier, info in zip(self._lower, infos[1:], strict=True):
             if tier.tier.keeps_itself:
@@ -170,8 +159,7 @@ class Hierarchy:
         for index, (name, tier) in enumerate(tiers.items()):
 
             def done(op: Op, index: int = index) -> None:
-                queue = self._scanned if op.kind is OpKind.SCAN else self._done
-                queue.append((self._lower[index], op))
+                self._inbox.put(self._lower[index], op)
                 self._wake()
 
             made.append(
@@ -269,7 +257,7 @@ class Hierarchy:
         answer PENDING: an engine with many waiting requests saves a step's worth of
         lookups for each. O(1), never blocks.
         """
-        if self._done:
+        if self._inbox.ops:
             self.poll()
         request = self._requests.get(request_id)
         if request is None or request.expired:
@@ -283,7 +271,7 @@ class Hierarchy:
     def lookup(self, request_id: str, key: bytes) -> Lookup:
         """Whether ``key`` can be loaded for the request. O(1), never blocks."""
         self._in_step = True
-        if self._done:
+        if self._inbox.ops:
             self.poll()
         chunk = self._residency.get(key)
         request = self._requests.get(request_id)
@@ -343,10 +331,9 @@ class Hierarchy:
         for run in request.facts.runs:
             held = min(gpu_chunks.get(run.group, 0), len(run))
             if held:
-                self._residency.counts[GPU]["hits"] += held
                 self.policy.on_access(run.head(held), request.facts, GPU)
                 self._spill.write_again(run.head(held))
-            served[run.group] = self._account(request, run.tail(held), loaded)
+            served[run.group] = self._account(request, run, held, loaded)
             self._tell_use(request, run, held, loaded)
         self._heat.used(request.facts.runs)
         request.start()
@@ -375,11 +362,12 @@ class Hierarchy:
                     break
 
     def _account(
-        self, request: RequestState, run: Run, loaded: Container[ChunkId]
+        self, request: RequestState, run: Run, gpu: int, loaded: Container[ChunkId]
     ) -> dict[str, int]:
+        """Who served how much of a run, beside its head, which the GPU held."""
         by_tier: dict[str, list[Chunk]] = {}
         missed = 0
-        for key in run.chunks:
+        for key in run.chunks[gpu:]:
             chunk = self._residency.get(key)
             if chunk is not None and key in loaded:
                 by_tier.setdefault(request.source.get(chunk.key, CPU), []).append(chunk)
@@ -392,15 +380,9 @@ class Hierarchy:
         if run.group in request.windowed:
             # What lies before the window was not looked for, so it was not missed.
             missed = 0
-        # A chunk that a tier served was a miss in every tier above it.
-        misses = missed + sum(map(len, by_tier.values()))
-        self._residency.counts[GPU]["misses"] += misses
-        for name, counts in self._all_counts():
-            hits = len(by_tier.get(name, ()))
-            misses -= hits
-            counts["hits"] += hits
-            counts["misses"] += misses
-        return {name: len(chunks) for name, chunks in by_tier.items()}
+        counts = {name: len(chunks) for name, chunks in by_tier.items()}
+        self._figures.count_served(gpu, counts, missed)
+        return counts
 
     @owning
     def source_of(self, request_id: str, key: bytes) -> Tier | None:
@@ -524,6 +506,11 @@ class Hierarchy:
         """
         self._heat.measured(run, heat)
 
+    @property
+    def heat_seconds(self) -> float:
+        """What telling the policy of heat took so far, beside ``measured``."""
+        return self._heat.seconds
+
     @owning
     def remove(self, keys: Sequence[bytes]) -> None:
         """Drop chunks from the arena and from every tier that may be asked, without waiting.
@@ -568,15 +555,11 @@ class Hierarchy:
 
     def _go_on(self) -> None:
         self.poll()
-        if self._scanned:
-            # One batch a step: a large root would stop the engine for seconds.
-            self._take_in(*self._scanned.popleft())
-        if not self._residency.go_on():
-            self._take_in_more()
+        self._answers.take_in_scans()
         now = self._clock()
         for tier in self._lower:
             for op in tier.overdue(now):
-                self._overdue(tier, op)
+                self._answers.overdue(tier, op)
             self._health.probe(tier)
         self._promotion.start()
         self._promotion.measure_again()
@@ -613,7 +596,7 @@ class Hierarchy:
     @owning
     def due(self) -> float:
         """When ``tick`` has something to do, on the hierarchy's clock; infinite if nothing."""
-        if self._done or self.behind():
+        if self._inbox.ops or self.behind():
             return -math.inf
         return min(
             self._promotion.due(),
@@ -630,83 +613,14 @@ class Hierarchy:
     @owning
     def behind(self) -> bool:
         """Whether there is more to take in of a scan, or to forget: then ``tick`` again soon."""
-        if self._scanned or self._residency.behind():
+        if self._inbox.scans or self._residency.behind():
             return True
         return any(tier.sweep is not None for tier in self._lower)
 
     @owning
     def poll(self) -> None:
         """Take in what the workers have finished, but for scans: ``tick`` does these."""
-        while self._done:
-            self._take_in(*self._done.popleft())
-
-    def _take_in(self, tier: LowerTier, op: Op) -> None:
-        tier.returned(op)
-        tier.measure(op)
-        if op.usage is not None:
-            tier.used = op.usage.nbytes
-        if self._health.judge(tier, op):
-            self._leave_alone(tier, op.kind)
-        # What was asked in an earlier epoch, or is no longer waited for,
-        # changes nothing any more; only its pins end here.
-        if op.epoch == self._residency.epoch and not op.given_up:
-            self._apply(tier, op)
-        elif op.findings is not None:
-            self._residency.later(op.findings.give_back())
-        self._residency.slots.unpin(op.slots)
-        if op.kind is OpKind.REMOVE:
-            tier.removing = False
-            tier.stale |= op.removed < len(op.keys)
-        elif op.kind is OpKind.SCAN and (op.usage is not None or op.error is not None):
-            tier.scanning, tier.scan_seconds = False, op.seconds
-            tier.unseen |= op.error is not None
-        if op.kind not in (OpKind.CONTAINS, OpKind.PROBE):
-            self._eviction.enforce(tier)
-        if op.kind in (OpKind.WRITE, OpKind.REMOVE):
-            self._spill.resume(tier)
-
-    def _take_in_more(self) -> None:
-        """One step of what a scan has found: no more, or several tiers would stop the engine."""
-        tier = next((tier for tier in self._lower if tier.sweep is not None), None)
-        if tier is not None and tier.sweep is not None and next(tier.sweep, _SWEPT) is _SWEPT:
-            tier.sweep = None
-            self._eviction.enforce(tier)
-
-    def _apply(self, tier: LowerTier, op: Op) -> None:
-        if op.kind is OpKind.CONTAINS:
-            self._lookups.answered(tier, op, op.found)
-        elif op.kind is OpKind.READ:
-            self._promotion.landed(tier, op)
-        elif op.kind is OpKind.WRITE:
-            self._spill.written(tier, op)
-        elif op.kind is OpKind.SCAN:
-            self._residency.take_in(tier, op.findings or Findings(), complete=op.error is None)
-
-    def _overdue(self, tier: LowerTier, op: Op) -> None:
-        if op.given_up:
-            return
-        self._give_up(tier, op)
-        if tier.cancel(op):
-            self._residency.slots.unpin(op.slots)
-        if self._health.too_late(tier, op.kind):
-            self._leave_alone(tier, op.kind)
-
-    def _give_up(self, tier: LowerTier, op: Op) -> None:
-        """Whoever waits for the op waits no longer."""
-        op.given_up = True
-        if op.epoch == self._residency.epoch:
-            if op.kind is OpKind.READ:
-                self._promotion.give_up(op)
-            elif op.kind is OpKind.CONTAINS:
-                self._lookups.answered(tier, op, [False] * len(op.keys))
-
-    def _leave_alone(self, tier: LowerTier, failed: OpKind) -> None:
-        """The tier keeps failing: whoever waits for what it has not begun waits no longer."""
-        self._spill.give_up(tier)
-        for op in tier.unbegun_for_requests() if failed is not OpKind.WRITE else ():
-            if tier.cancel(op):
-                self._give_up(tier, op)
-                self._residency.slots.unpin(op.slots)
+        self._answers.take_in()
 
     # Reset, figures, end ----------------------------------------------------
 
@@ -737,39 +651,7 @@ class Hierarchy:
     @owning
     def stats(self) -> list[TierStats]:
         """Figures of every tier, nearest to the GPU first; takes the counts."""
-        usages = {name: usage() for name, usage in self._observed.items()}
-        usages[CPU] = self._residency.cpu.usage()
-        breakers: dict[str, BreakerState] = {}
-        for tier in self._lower:
-            usages[tier.name] = self._usage_of(tier)
-            breakers[tier.name] = tier.breaker.state
-        stats = []
-        for name, counts in self._all_counts(GPU):
-            if name in usages:
-                breaker = breakers.get(name, BreakerState.CLOSED)
-                seconds = self._read_seconds(name)
-                pinned = self._residency.slots.pinned if name == CPU else None
-                stats.append(TierStats(name, usages[name], dict(+counts), breaker, seconds, pinned))
-                counts.clear()
-        return stats
-
-    @staticmethod
-    def _usage_of(tier: LowerTier) -> Usage:
-        if not tier.bound_is_kept:
-            return Usage(tier.used, tier.used // tier.chunk_bytes, tier.capacity)
-        usage = tier.tier.usage()
-        tier.counts["evictions"] += usage.evicted - tier.evicted
-        tier.evicted = usage.evicted
-        return usage
-
-    def _read_seconds(self, name: str) -> float | None:
-        tier = self._residency.named(name)
-        known = tier is not None and tier.reads.known
-        return tier.reads.seconds(self._residency.chunk_bytes) if tier and known else None
-
-    def _all_counts(self, *above: str) -> list[tuple[str, Counter[str]]]:
-        counts = [(name, self._residency.counts[name]) for name in (*above, CPU)]
-        return counts + [(tier.name, tier.counts) for tier in self._lower]
+        return self._figures.take()
 
     def memory(self, slot: int) -> memoryview:
         """The bytes of a slot that ``reserve`` or ``load`` gave out."""
@@ -780,7 +662,7 @@ class Hierarchy:
         """Whether no move is under way and no answer waits to be taken in."""
         nobodys = (OpKind.SCAN, OpKind.PROBE)
         ops = (op for tier in self._lower for op in tier.ops)
-        return not self._done and all(op.kind in nobodys for op in ops)
+        return not self._inbox.ops and all(op.kind in nobodys for op in ops)
 
     @owning
     def pinned(self) -> int:

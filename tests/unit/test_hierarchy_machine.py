@@ -448,7 +448,7 @@ class Machine(RuleBasedStateMachine):
         for workers in self.stack.workers.values():
             yield from workers.queued
             yield from workers.running
-        for _, op in [*self.h._done, *self.h._scanned]:
+        for _, op in [*self.h._inbox.ops, *self.h._inbox.scans]:
             yield op
 
     def ready_chunks_hold_their_bytes(self) -> None:

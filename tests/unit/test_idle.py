@@ -144,7 +144,7 @@ def test_a_tier_that_is_left_alone_is_back_before_the_next_request(
     (lower,) = scene.h._lower
     for number in range(5):
         scene.h.begin(PolicyRequest(f"r{number}", [prefix(f"p{number}", 1)]))
-        wait_for(lambda: not lower.ops and not scene.h._done)
+        wait_for(lambda: not lower.ops and not scene.h._inbox.ops)
     assert lower.breaker.state is BreakerState.OPEN
     tier.broken = False
     wait_for(lambda: lower.breaker.state is BreakerState.CLOSED)

@@ -6,7 +6,7 @@ import pytest
 from kvtiers.connector import metrics
 from kvtiers.tiers import Usage
 from kvtiers.tiers.breaker import BreakerState
-from kvtiers.tiers.hierarchy import TierStats
+from kvtiers.tiers.figures import TierStats
 
 EVERY_COUNT = {
     "hits": 1,
