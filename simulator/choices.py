@@ -13,6 +13,7 @@ from kvtiers.policies.base import one_second_a_chunk
 from kvtiers.policies.registry import DuplicateNameError, UnknownNameError
 from kvtiers.simulator import optimum
 from kvtiers.simulator.errors import SimulatorError
+from kvtiers.simulator.faults import told
 from kvtiers.tiers.spelling import did_you_mean, written_otherwise
 from kvtiers.tiers.units import read_percent, read_size
 from pydantic import BaseModel, ValidationError
@@ -38,12 +39,14 @@ class PolicyChoice:
         label: the name and what was written behind it, such as ``patient:half_life=300``.
         name: the registered name, or ``min``.
         options: an instance of the policy's ``Config``; None for ``min``.
+        module: where its class is defined.
 
     """
 
     label: str
     name: str
     options: BaseModel | None = field(default=None, compare=False)
+    module: str = field(default=__name__, compare=False)
 
     @property
     def is_optimum(self) -> bool:
@@ -119,14 +122,18 @@ def _policy(word: str) -> PolicyChoice:
         raise SimulatorError(f"{error} '{MIN.name}' is the clairvoyant optimum.{optimal}") from None
     except (DuplicateNameError, ImportError, TypeError) as error:
         raise SimulatorError(str(error)) from None
-    values = dict(_option(word, part, found) for part in rest.split(":") if part)
     try:
+        values = dict(_option(word, part, found) for part in rest.split(":") if part)
         label = f"{name}:{rest}" if rest else name
-        return PolicyChoice(label, name, found.Config.model_validate(values))
+        return PolicyChoice(label, name, found.Config.model_validate(values), found.__module__)
+    except SimulatorError:
+        raise
     except ValidationError as error:
         first = error.errors()[0]
         key = ".".join(map(str, first["loc"]))
         raise SimulatorError(f"'{word}': option '{key}' of {name}: {first['msg']}.") from None
+    except Exception as error:  # a stranger's model of its options may raise anything
+        raise SimulatorError(f"'{word}': {name} can't be had: {told(error)}.") from error
 
 
 def _registered(written: str) -> str:

@@ -6,7 +6,7 @@ import logging
 import multiprocessing
 import signal
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
 from concurrent.futures import Future as Promise
 from dataclasses import asdict, dataclass, field
@@ -15,6 +15,7 @@ from typing import Any
 from kvtiers.policies import Policy, Run, TierInfo
 from kvtiers.policies.placement import with_placement
 from kvtiers.simulator.choices import LRU, MIN, PolicyChoice
+from kvtiers.simulator.faults import Fault, fault_of
 from kvtiers.simulator.optimum import Future, optimum
 from kvtiers.simulator.replay import Tally, replay
 from kvtiers.simulator.serving import serve
@@ -66,7 +67,8 @@ class Result:
         capacity_chunks: of the tier.
         capacity_share: the same as a share of the footprint, as it was asked for.
         token_hit_ratio: hit tokens over all input tokens.
-        gap_closed: (policy - LRU) / (MIN - LRU), None where MIN hits no more than LRU.
+        gap_closed: (policy - LRU) / (MIN - LRU), None where MIN hits no more than LRU, or one of
+            the two failed.
         seconds: processor time that the replay took.
         hit_tokens: tokens saved from being computed.
         input_tokens: tokens of all prompts that count.
@@ -110,6 +112,23 @@ class Result:
         return asdict(self)
 
 
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """A replay that came to no end, as its policy raised something.
+
+    Attributes:
+        trace, policy: names.
+        capacity_chunks: of the tier.
+        fault: what was raised.
+
+    """
+
+    trace: str
+    policy: str
+    capacity_chunks: int
+    fault: Fault
+
+
 _Cell = tuple[int, int, PolicyChoice]  # number of the task, capacity, policy
 
 
@@ -118,7 +137,7 @@ def run(
     choices: Sequence[PolicyChoice],
     jobs: int,
     on_progress: Callable[[float], None] = lambda _share: None,
-) -> list[Result]:
+) -> tuple[list[Result], list[Failure]]:
     """Replay all, and compare each with LRU and the optimum.
 
     Args:
@@ -128,7 +147,8 @@ def run(
         on_progress: told which share of the work is done, a few times a second.
 
     Returns:
-        By task, capacity and policy, in the order in which they were given.
+        By task, capacity and policy, in the order in which they were given; and by policy, task
+        and capacity those that failed, which have no result.
 
     """
     all_choices = dict.fromkeys([*choices, LRU, MIN])
@@ -139,21 +159,38 @@ def run(
         for number, task in enumerate(tasks)
         for capacity in sorted({chunks for chunks, _ in task.capacities})
     ]
-    tallies = _tallies(tasks, cells, jobs, on_progress)
-    return [
-        _result(task, size, choice.label, [tallies[number, size[0], c] for c in (choice, LRU, MIN)])
-        for number, task in enumerate(tasks)
-        for size in dict.fromkeys(task.capacities)
-        for choice in choices
+    outcomes = _outcomes(tasks, cells, jobs, on_progress)
+    tallies = {cell: each for cell, each in outcomes.items() if isinstance(each, Tally)}
+    failures = [
+        Failure(tasks[number].trace.name, choice.label, capacity, outcome)
+        for (number, capacity, choice), outcome in outcomes.items()
+        if isinstance(outcome, Fault)
     ]
+    return list(_results(tasks, choices, tallies)), failures
+
+
+def _results(
+    tasks: Sequence[Task], choices: Sequence[PolicyChoice], tallies: Mapping[_Cell, Tally]
+) -> Iterator[Result]:
+    for number, task in enumerate(tasks):
+        for size in dict.fromkeys(task.capacities):
+            least, most = (tallies.get((number, size[0], each)) for each in (LRU, MIN))
+            for choice in choices:
+                if tally := tallies.get((number, size[0], choice)):
+                    gap = _gap_closed(tally, least, most)
+                    yield _result(task, size, choice.label, tally, gap)
+
+
+def _gap_closed(tally: Tally, least: Tally | None, most: Tally | None) -> float | None:
+    if least is None or most is None or most.hit_tokens == least.hit_tokens:
+        return None
+    return (tally.hit_tokens - least.hit_tokens) / (most.hit_tokens - least.hit_tokens)
 
 
 def _result(
-    task: Task, capacity: tuple[int, float], label: str, tallies: Sequence[Tally]
+    task: Task, capacity: tuple[int, float], label: str, tally: Tally, gap_closed: float | None
 ) -> Result:
-    """A row, of the tallies of a policy, of LRU and of MIN."""
-    tally, least, most = tallies
-    gap = most.hit_tokens - least.hit_tokens
+    """A row."""
     size = task.chunk_bytes or None
     return Result(
         trace=task.trace.name,
@@ -161,7 +198,7 @@ def _result(
         capacity_chunks=capacity[0],
         capacity_share=capacity[1],
         token_hit_ratio=tally.token_hit_ratio,
-        gap_closed=(tally.hit_tokens - least.hit_tokens) / gap if gap else None,
+        gap_closed=gap_closed,
         seconds=tally.seconds,
         hit_tokens=tally.hit_tokens,
         input_tokens=tally.input_tokens,
@@ -201,16 +238,17 @@ def _of_stack(tally: Tally) -> dict[str, Any]:
 # In processes ---------------------------------------------------------------------
 
 
-def _tallies(
+def _outcomes(
     tasks: Sequence[Task],
     cells: Sequence[_Cell],
     jobs: int,
     on_progress: Callable[[float], None],
-) -> dict[_Cell, Tally]:
+) -> dict[_Cell, Tally | Fault]:
     # Where it is safe to fork, the traces need not be copied to each process.
     context = multiprocessing.get_context("fork" if sys.platform == "linux" else "spawn")
     done = context.Array("d", len(cells), lock=False)
     futures = [Future.of(task.trace) for task in tasks]
+    others = set(multiprocessing.active_children())
     pool = ProcessPoolExecutor(
         min(jobs, len(cells)), context, _begin, (_Work(tasks, futures, cells, done),)
     )
@@ -218,14 +256,21 @@ def _tallies(
         promises = {pool.submit(_one, i): cell for i, cell in enumerate(cells)}
         _await(promises, done, on_progress)
         return {cell: promise.result() for promise, cell in promises.items()}
+    except BaseException:
+        # Nobody waits for them now, and an interrupt may have reached this process alone.
+        for process in set(multiprocessing.active_children()) - others:
+            process.terminate()
+        raise
     finally:
         pool.shutdown(wait=False, cancel_futures=True)
 
 
 def _await(
-    promises: dict[Promise[Tally], _Cell], done: Sequence[float], report: Callable[[float], None]
+    promises: Iterable[Promise[Tally | Fault]],
+    done: Sequence[float],
+    report: Callable[[float], None],
 ) -> None:
-    """Wait until all are done, or one has failed."""
+    """Wait until all are done, or a process was killed."""
     left = set(promises)
     while left:
         report(sum(done) / len(done))
@@ -257,24 +302,32 @@ def _begin(work: _Work) -> None:
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
-def _one(index: int) -> Tally:
-    """Replay one cell."""
-    number, capacity, choice = _work.cells[index]
-    task = _work.tasks[number]
-    requests = len(task.trace.requests)
+def _one(index: int) -> Tally | Fault:
+    """Replay one cell; what its policy raises ends nothing but that."""
+    number, _, choice = _work.cells[index]
+    requests = len(_work.tasks[number].trace.requests)
 
     def note(served: int) -> None:
         _work.done[index] = served / requests
 
+    try:
+        return _tally(*_work.cells[index], note)
+    except BaseException as error:  # noqa: BLE001 - sys.exit, too; an interrupt raises nothing here
+        return fault_of(error, choice.module)
+    finally:
+        _work.done[index] = 1.0
+
+
+def _tally(
+    number: int, capacity: int, choice: PolicyChoice, on_request: Callable[[int], None]
+) -> Tally:
+    task = _work.tasks[number]
     if choice.is_optimum:
         future = _work.futures[number]
-        tally = optimum(task.trace, future, task.total(capacity), task.score_from, note)
-    elif task.stack is not None:
-        tally = _serve(task, task.stack, capacity, choice, note)
-    else:
-        tally = replay(task.trace, choice.make, capacity, task.score_from, note)
-    _work.done[index] = 1.0
-    return tally
+        return optimum(task.trace, future, task.total(capacity), task.score_from, on_request)
+    if task.stack is not None:
+        return _serve(task, task.stack, capacity, choice, on_request)
+    return replay(task.trace, choice.make, capacity, task.score_from, on_request)
 
 
 def _serve(

@@ -10,11 +10,13 @@ from concurrent.futures.process import BrokenProcessPool
 
 from kvtiers.simulator import choices, grid, plot, report
 from kvtiers.simulator.errors import SimulatorError
+from kvtiers.simulator.faults import Fault
 from kvtiers.simulator.formats import ENDINGS, files_of, read_trace
 from kvtiers.simulator.stack import CPU, StackModel, read_stack
 from kvtiers.simulator.trace import Trace
 from kvtiers.tiers.units import read_size
 from kvtiers.tools import outputs
+from kvtiers.tools.places import printable
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
@@ -106,7 +108,7 @@ def _add_results(group: argparse._ArgumentGroup) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Replay, and show.
+    """Replay, and show. 0, or 1 if a policy failed, whose results are left out.
 
     Raises:
         SimulatorError: what was asked for can't be simulated.
@@ -120,9 +122,10 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.plot and len(capacities) == 1:
         _tell("a plot of one capacity has points; for curves, give several with --capacity.")
     tasks = [_task(trace, capacities, stack, arguments) for trace in _traces(arguments)]
-    results = _replayed(tasks, named, arguments.jobs)
+    results, failures = _replayed(tasks, named, arguments.jobs)
+    _tell_failures(failures)
     _show(results, arguments)
-    return 0
+    return 1 if failures else 0
 
 
 def _policies(given: Sequence[str] | None) -> list[choices.PolicyChoice]:
@@ -224,7 +227,7 @@ def _chunk_bytes(trace: Trace, stack: StackModel | None, given: str | None) -> i
 
 def _replayed(
     tasks: Sequence[grid.Task], named: Sequence[choices.PolicyChoice], jobs: int | None
-) -> list[grid.Result]:
+) -> tuple[list[grid.Result], list[grid.Failure]]:
     console = Console(stderr=True)
     columns = (TextColumn("replaying"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
     # Refreshed by hand: a thread of its own would be in the way of forking.
@@ -245,6 +248,19 @@ def _replayed(
             ) from None
 
 
+def _tell_failures(failures: Sequence[grid.Failure]) -> None:
+    """Each fault of a policy once for each trace, with the capacities that it had it at."""
+    sizes: dict[tuple[str, str, Fault], list[str]] = {}
+    for each in failures:
+        same = sizes.setdefault((each.policy, each.trace, each.fault), [])
+        same.append(f"{each.capacity_chunks:,}")
+    for (policy, trace, fault), chunks in sizes.items():
+        _tell(
+            f"policy '{policy}' failed on {trace} with a capacity of {' and of '.join(chunks)} "
+            f"chunks: {printable(fault.what)} ({printable(fault.where)}). It has no results there."
+        )
+
+
 def _show(results: Sequence[grid.Result], arguments: argparse.Namespace) -> None:
     if arguments.json == _STDOUT:
         sys.stdout.write(report.as_json(results))
@@ -259,5 +275,5 @@ def _show(results: Sequence[grid.Result], arguments: argparse.Namespace) -> None
             file.write(report.as_json(results))
     if arguments.parquet:
         report.write_parquet(results, arguments.parquet)
-    if arguments.plot:
+    if arguments.plot and results:
         plot.write_plot(results, arguments.plot)

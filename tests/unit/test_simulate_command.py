@@ -1,15 +1,20 @@
 """``kvtiers simulate``: what people write, and what they get."""
 
 import json
+import multiprocessing
 import os
+import re
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from kvtiers.policies import POLICIES, Policy, Registry
-from kvtiers.simulator import choices
+from kvtiers.policies.lru import LruPolicy
+from kvtiers.simulator import choices, grid
 from kvtiers.simulator.choices import Capacity, policies, score_from
 from kvtiers.simulator.errors import SimulatorError
+from kvtiers.simulator.formats import read_trace
 from kvtiers.tools import cli, outputs
 
 pa = pytest.importorskip("pyarrow", reason="traces are Parquet")
@@ -134,6 +139,184 @@ def test_a_name_that_two_packages_claim_is_told(
     install("lru = json:NoSuchPolicy")
     assert simulate(trace, *words) == 2
     assert "Two packages offer a policy named 'lru'" in capsys.readouterr().err
+
+
+FAILING = """
+import sys
+from kvtiers.policies.lru import LruPolicy
+
+class OddError(Exception):
+    def __init__(self, reason, more):  # so it is lost on its way from process to process
+        super().__init__(reason)
+
+    def __str__(self):
+        raise RuntimeError
+
+class Victims(LruPolicy):
+    def victims(self, tier, nbytes):
+        raise ValueError("nobody\\n  goes\x1b[0m")
+
+class Odd(LruPolicy):
+    def on_insert(self, run, tier):
+        raise OddError("a", "b")
+
+class Exits(LruPolicy):
+    def on_request(self, request):
+        sys.exit(3)
+
+class Interrupts(LruPolicy):
+    def on_finish(self, request):
+        raise KeyboardInterrupt
+
+class Setup(LruPolicy):
+    def setup(self):
+        raise KeyError("facts")
+
+class Names(LruPolicy):
+    def victims(self, tier, nbytes):
+        return 7
+
+class Options(LruPolicy):
+    class Config(LruPolicy.Config):
+        def model_post_init(self, context):
+            raise RuntimeError("no licence")
+"""
+STACK = """
+chunk_bytes: 1MiB
+prefill: 1000
+tiers: [{name: cpu, capacity: 6}, {name: ssd, capacity: 4}]
+"""
+
+
+@pytest.fixture
+def failing(
+    tmp_path: Path, install: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
+) -> Path:
+    """The file of a package whose policies raise something, each in its own way."""
+    file = tmp_path / "theirs_that_fail.py"
+    file.write_text(FAILING)
+    # The one of another test, which lies elsewhere.
+    monkeypatch.delitem(sys.modules, file.stem, raising=False)
+    names = re.findall(r"class (\w+)\(LruPolicy\)", FAILING)
+    install("\n".join(f"{name.lower()} = theirs_that_fail:{name}" for name in names))
+    return file
+
+
+@pytest.mark.parametrize("jobs", [1, 4])
+@pytest.mark.parametrize("tiers", [False, True])
+def test_a_policy_that_raises_ends_nothing_but_its_own_replays(
+    tmp_path: Path, trace: Path, failing: Path, jobs: int, tiers: bool, capsys
+) -> None:
+    (tmp_path / "stack.yaml").write_text(STACK)
+    more = ("--tiers", tmp_path / "stack.yaml") if tiers else ()
+    words = [trace, "--capacity", "2,3", *more]
+    expected = rows_of(tmp_path, *words, "--policies", "lru,arc,min")
+    capsys.readouterr()
+    out = tmp_path / "some.json"
+    words += ["--policies", "victims,lru,arc,min", "--jobs", jobs, "--json", out]
+    assert cli.main(["simulate", *map(str, words)]) == 1
+    found = json.loads(out.read_text())
+    for row in (*found, *expected):
+        del row["seconds"]
+    assert found == expected
+    shown = capsys.readouterr()
+    assert shown.out.count(" arc ") == 4 if tiers else 2
+    assert "victims" not in shown.out
+    line = 1 + FAILING[: FAILING.index("raise ValueError")].count("\n")
+    assert shown.err == (
+        "kvtiers: policy 'victims' failed on talk with a capacity of 2 and of 3 chunks: "
+        f"ValueError: nobody goes\\x1b[0m ({failing}:{line}, in Victims.victims). "
+        "It has no results there.\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("policy", "what", "where"),
+    [
+        ("odd", "theirs_that_fail.OddError: <exception str() failed>", ", in Odd.on_insert"),
+        ("exits", "SystemExit: 3", ", in Exits.on_request"),
+        ("interrupts", "KeyboardInterrupt", ", in Interrupts.on_finish"),
+        ("setup", "KeyError: 'facts'", ", in Setup.setup"),
+        # It raises nothing, and the one who asked it does.
+        ("names", "TypeError: 'int' object is not iterable", "replay.py:"),
+    ],
+)
+def test_whatever_a_policy_raises_is_told(
+    trace: Path, failing: Path, policy: str, what: str, where: str, capsys
+) -> None:
+    words = ("--policies", f"lru,{policy}", "--capacity", 2, "--json")
+    assert simulate(trace, *words) == 1
+    shown = capsys.readouterr()
+    assert [row["policy"] for row in json.loads(shown.out)] == ["lru"]
+    assert f"policy '{policy}' failed on talk with a capacity of 2 chunks: {what} (" in shown.err
+    assert where in shown.err
+    assert policy == "names" or str(failing) in shown.err
+
+
+def test_by_default_the_policies_of_others_cost_nobody_else_a_result(
+    trace: Path, failing: Path, capsys
+) -> None:
+    assert simulate(trace, "--capacity", 2, "--json") == 1
+    shown = capsys.readouterr()
+    assert [row["policy"] for row in json.loads(shown.out)] == [*POLICIES.names(), "min"]
+    assert "'options': options can't be had: RuntimeError: no licence. It is left" in shown.err
+    assert shown.err.count(" failed on talk ") == 6
+
+
+def test_where_every_policy_fails_no_figure_is_made_up(
+    tmp_path: Path, trace: Path, failing: Path, capsys
+) -> None:
+    pytest.importorskip("matplotlib")
+    table, picture = tmp_path / "out.parquet", tmp_path / "out.png"
+    words = ("--policies", "setup", "--json", "--parquet", table, "--plot", picture)
+    assert simulate(trace, *words, "--capacity", "2,6") == 1
+    shown = capsys.readouterr()
+    assert json.loads(shown.out) == []
+    assert parquet.read_table(table).num_rows == 0
+    assert not picture.exists()
+    assert "Traceback" not in shown.err
+
+
+def test_without_a_replay_of_lru_no_gap_is_known(
+    tmp_path: Path, trace: Path, monkeypatch: pytest.MonkeyPatch, capsys
+) -> None:
+    def victims(*_: object) -> None:
+        raise ValueError("broken for once")
+
+    monkeypatch.setattr(LruPolicy, "victims", victims)
+    assert simulate(trace, "--policies", "arc,min", "--capacity", 2, "--json") == 1
+    shown = capsys.readouterr()
+    rows = json.loads(shown.out)
+    assert [(row["policy"], row["gap_closed"]) for row in rows] == [("arc", None), ("min", None)]
+    assert rows[1]["hit_tokens"] > 0
+    assert "policy 'lru' failed on talk" in shown.err
+
+
+def test_an_interrupt_ends_the_processes_too(
+    tmp_path: Path, trace: Path, install: Callable[[str], None]
+) -> None:
+    """Also one that a shell sends to the command alone, and not to its processes."""
+    (tmp_path / "theirs_that_wait.py").write_text(
+        "import pathlib, time\n"
+        "from kvtiers.policies.lru import LruPolicy\n"
+        "class Waits(LruPolicy):\n"
+        "    def on_request(self, request):\n"
+        f"        pathlib.Path({str(tmp_path / 'begun')!r}).touch()\n"
+        "        time.sleep(900)\n"
+    )
+    install("waits = theirs_that_wait:Waits")
+
+    def interrupt(_share: float) -> None:
+        if (tmp_path / "begun").exists():
+            raise KeyboardInterrupt
+
+    before = set(multiprocessing.active_children())
+    task = grid.Task(read_trace(trace), [(2, 0.2)], 12)
+    with pytest.raises(KeyboardInterrupt):
+        grid.run([task], policies("waits,lru"), 2, interrupt)
+    for process in set(multiprocessing.active_children()) - before:
+        process.join(60)
+        assert not process.is_alive()
 
 
 def test_capacities_can_be_repeated_listed_and_mixed(tmp_path: Path, trace: Path) -> None:
