@@ -3,51 +3,11 @@
 from dataclasses import astuple, replace
 
 import numpy as np
-import numpy.typing as npt
 import pytest
-from kvtiers.policies.reuse_classes import FEATURES, OWN, SHARED, Turn, own
-from kvtiers.policies.reuse_fit import Observations, Shorts
-from kvtiers.policies.reuse_hazard import HazardLearner
-
-Floats = npt.NDArray[np.float64]
-
-
-def features(output_tokens: int, n: int) -> Shorts:
-    """Those of first turns with an output of that length."""
-    turn = Turn(0, -1.0, 0.0, 4, 4, None, output_tokens)
-    found = np.zeros((n, FEATURES), np.float32)
-    values = own(turn, repeated=False).features
-    found[:, : len(values)] = values
-    return found
-
-
-def observed(times: Floats, rows: Shorts, given_up: float, begin: float = 0.0) -> Observations:
-    """Uses after these times, those later than ``given_up`` censored there."""
-    seen = times > begin
-    end, n = np.minimum(times, given_up)[seen], int(seen.sum())
-    used = (times < given_up)[seen].astype(float)
-    strata = np.full(n, OWN)
-    new = np.full(n, -1.0)
-    return Observations(strata, rows[seen], np.full(n, begin), end, new, used, np.ones(n))
-
-
-def fitted(*all_seen: Observations) -> HazardLearner:
-    learner = HazardLearner()
-    for seen in all_seen:
-        learner.learn(seen)
-        while learner.busy:
-            learner.work(1)
-    return learner
-
-
-def quick_and_slow(
-    n: int, slow: float = 500.0, swapped: bool = False
-) -> tuple[Observations, Shorts]:
-    """Uses after 50 s or later, told apart by the output, and their features, in this order."""
-    rng = np.random.default_rng(1)
-    times = np.concatenate([rng.exponential(50.0, n), rng.exponential(slow, n)])
-    rows = np.concatenate([features(10, n), features(400, n)])
-    return observed(times, rows[::-1] if swapped else rows, 400.0), rows
+from kvtiers.policies.reuse_classes import FEATURES, OWN, SHARED
+from kvtiers.policies.reuse_fit import Observations
+from kvtiers.policies.reuse_hazard import HazardLearner, at_age, at_ages
+from reuse_samples import features, fitted, observed, quick_and_slow
 
 
 def goes_by_age(learner: HazardLearner) -> bool:
@@ -78,6 +38,27 @@ def test_the_index_of_a_constant_hazard_is_the_hazard_once_that_tells_more_than_
     quick, slow = fitted(seen, seen).curves(np.array([OWN, OWN]), rows[[0, -1]])[:, 6:12]
     assert quick == pytest.approx(np.full(6, 1 / 50), rel=0.35)
     assert slow == pytest.approx(np.full(6, 1 / 500), rel=0.35)
+
+
+@pytest.mark.parametrize("fits", [1, 2])
+def test_what_has_no_output_yet_is_worth_the_mean_over_outputs_at_every_age(fits: int) -> None:
+    seen, _ = quick_and_slow(3000)
+    learner, (unknown,) = fitted(*[seen] * fits), features(-1, 1)
+    curves = learner.curves(np.array([OWN]), unknown[None])
+    for age in (-1.0, 0.0, 1.0, 2.0, 37.0, 400.0, 64_000.0, 1e6):
+        expected = at_age(curves, 0, age)
+        assert learner.of_unfinished(OWN, unknown, age) == pytest.approx(expected, rel=1e-5)
+
+
+def test_from_an_age_on_the_index_is_the_same_if_it_is_asked_for_only_from_there() -> None:
+    seen, rows = quick_and_slow(3000)
+    learner, strata = fitted(seen, seen), np.full(len(rows), OWN)
+    ages = np.linspace(0.0, 5000.0, len(rows))
+    indices = [
+        at_ages(learner.curves(strata, rows, begin), np.arange(len(rows), dtype=np.int32), ages)
+        for begin in (None, ages)
+    ]
+    assert np.array_equal(*indices)
 
 
 def test_a_feature_that_tells_quick_from_slow_is_found() -> None:
