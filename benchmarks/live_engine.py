@@ -155,7 +155,7 @@ class _Engine:
 def _sampling(request: TraceRequest) -> Any:
     from vllm import SamplingParams
 
-    hints = {"session_id": request.session, "turn": request.turn}
+    hints = {**request.hints, "session_id": request.session, "turn": request.turn}
     known = {name: value for name, value in hints.items() if value not in ("", None)}
     return SamplingParams(
         max_tokens=request.output_tokens,

@@ -174,7 +174,7 @@ def table(outcomes: Sequence[Outcome]) -> Table:
     grid = Table(title="Token hit ratio of a real engine, and as simulated")
     headings = ("trace", "from", "policy", "tokens computed", "live", "simulated", "optimum")
     for heading in headings:
-        grid.add_column(heading, no_wrap=True)
+        grid.add_column(heading, no_wrap=heading not in ("trace", "tokens computed"))
     for one in outcomes:
         ratios = (f"{100 * one.live:.1f} %", f"{100 * one.simulated:.1f} ({one.difference:+.1f})")
         best = f"{100 * one.optimum:.1f} %"

@@ -25,7 +25,7 @@ def scaled(trace: Trace, first: int, count: int) -> Trace:
 
     Prompts have at least one token beyond their last full block, so that no rule of the
     engine for the last token of a prompt matters. The engine ends them by their length, and
-    nothing but their session and turn is told of them.
+    what is told of them are their session and turn, and of Claude Code the agent that asks.
     """
     requests = trace.requests[first : first + count]
     rows = [Row(_shrunk(i, trace, request), request.chunks()) for i, request in enumerate(requests)]
@@ -45,7 +45,7 @@ def _shrunk(row: int, trace: Trace, request: TraceRequest) -> TraceRequest:
         stretches=(),
         output_stretches=(),
         finish_reason="length",
-        hints={},
+        hints={name: value for name, value in request.hints.items() if name == "agent"},
     )
 
 

@@ -1,12 +1,14 @@
 """What a policy closes of the gap from LRU to the optimum, on every trace that there is.
 
-    python -m benchmarks.reuse_table [prefix-reuse] [--json FILE]
+    python -m benchmarks.reuse_table [prefix-reuse] [--cold] [--json FILE]
 
 Each cell is one replay from a cold start, scored on the whole trace, on its middle third and
 on its last third. Besides the traces of the folder that ``KVTIERS_TRACES`` names, three that
 no policy should lose anything on are made here: prompts drawn uniformly, by Zipf's law, and in
 a loop. Claude Code is also replayed by halves of its sessions, their starts drawn together so
-that as many are active at a time as in the whole.
+that as many are active at a time as in the whole. With ``--cold``, stretches of a few hundred
+requests instead, over a tier of a quarter of their chunks: what a policy does that has not learned
+anything yet.
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ from kvtiers.simulator import choices
 from kvtiers.simulator.formats import read_trace
 from kvtiers.simulator.optimum import Future, optimum
 from kvtiers.simulator.replay import replay
+from kvtiers.simulator.rows import Row, Source, make_trace
 from kvtiers.simulator.trace import Trace, TraceRequest
 from rich.console import Console
 from rich.progress import track
@@ -32,6 +35,16 @@ from rich.table import Table
 # Distinct chunks of the traces that shares are taken of: of two, the folder has two thirds.
 _CONVERSATION, _SYNTHETIC, _CODE = 170_899, 40_148, 568_117
 _PROMPTS, _KINDS, _CHUNKS, _TOKENS = 8000, 2000, 20, 512
+# Stretches: of which trace, of how many requests, and how many.
+_COLD = (
+    ("mooncake_conversation_dev", 1000, 5),
+    ("mooncake_conversation_dev", 2000, 3),
+    ("mooncake_synthetic_dev", 1000, 3),
+    ("claude_code_dev", 500, 5),
+    ("claude_code_dev", 1000, 5),
+    ("claude_code_dev", 2000, 3),
+)
+_QUARTER = 25
 _PARTS = ("whole", "middle third", "last third")
 
 
@@ -64,6 +77,26 @@ def traces() -> Iterator[tuple[Trace, int, Sequence[float]]]:
         yield trace, len(set().union(*(r.chunks() for r in trace.requests))), (0.5, 1, 2, 5)
     for kind in ("uniform", "zipf", "loop"):
         yield drawn(kind), _KINDS * _CHUNKS, (2, 10, 50)
+
+
+def cold() -> Iterator[tuple[Trace, int, Sequence[float]]]:
+    """Stretches of the traces at equal distances, likewise."""
+    for name, requests, count in _COLD:
+        whole = read_trace(name)
+        for number in range(count):
+            first = (len(whole.requests) - requests) * (number + 1) // (count + 1)
+            stretch = stretch_of(whole, first, requests)
+            yield stretch, stretch.footprint, (_QUARTER,)
+
+
+def stretch_of(trace: Trace, first: int, count: int) -> Trace:
+    """So many requests from request ``first`` on, as if there were no others."""
+    rows = [
+        Row(replace(request, row=i, stretches=(), output_stretches=()), request.chunks())
+        for i, request in enumerate(trace.requests[first : first + count])
+    ]
+    name = f"{trace.name}, {count:,} from {first:,}"
+    return make_trace(name, [Source(name, trace.chunk_tokens, rows)], trace.chunk_tokens)
 
 
 def half_of(trace: Trace, half: int) -> Trace:
@@ -119,13 +152,14 @@ def main() -> None:
     """Measure, and show a table."""
     parser = argparse.ArgumentParser(description="gap closed on every trace")
     parser.add_argument("policy", nargs="?", default="prefix-reuse")
+    parser.add_argument("--cold", action="store_true", help="stretches from a cold start")
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--json", metavar="FILE", type=Path)
     given = parser.parse_args()
     with ProcessPoolExecutor(given.jobs) as pool:
         runs = [
             pool.submit(partial(measure, given.policy, trace, footprint, share))
-            for trace, footprint, shares in traces()
+            for trace, footprint, shares in (cold() if given.cold else traces())
             for share in shares
         ]
         cells = [run.result() for run in track(runs, "replaying", transient=True)]
