@@ -190,7 +190,7 @@ class PrefixReusePolicy(Policy):
             self._ranks[tier].keep_up(now)
             return len(run)
         mark, _ = self._mark_for(run, 0, before)
-        ranked = self._ranks[tier].ascending(now, self._news, (mark,))
+        ranked = self._ranks[tier].ascending(now, self._news)
         (worth,) = self._marks.worth_of_few((mark,), now)
         self._marks.hold(mark, -1)
         gained = 0

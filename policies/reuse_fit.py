@@ -51,7 +51,7 @@ _FLAT_EVENTS = 0.5
 # Newton's steps, as there is a fit to start from, and the most that each changes the logarithm
 # of a hazard.
 _STEPS, _LARGEST = 3, 1.0
-_MOST = 5.0
+MOST: Final = 5.0
 # Fewer observations than this say nothing of features.
 _FEW = 20
 # Observations looked at in one piece of the work: about a millisecond.
@@ -371,7 +371,7 @@ def _scaled(features: npt.NDArray[np.floating], mean: Floats, scale: Floats) -> 
 
 
 def _factors(logs: npt.NDArray[np.floating]) -> npt.NDArray[np.floating]:
-    found: npt.NDArray[np.floating] = np.exp(np.minimum(np.maximum(logs, -_MOST), _MOST))
+    found: npt.NDArray[np.floating] = np.exp(np.minimum(np.maximum(logs, -MOST), MOST))
     return found
 
 

@@ -18,7 +18,7 @@ from typing import Final
 
 import numpy as np
 import numpy.typing as npt
-from kvtiers.policies.reuse_classes import LEFT, OUTPUT
+from kvtiers.policies.reuse_classes import LEFT, OUTPUT, STRATA
 from kvtiers.policies.reuse_fit import (
     BINS,
     EDGES,
@@ -32,6 +32,7 @@ from kvtiers.policies.reuse_fit import (
     Shorts,
     bins_of,
 )
+from kvtiers.policies.reuse_unfinished import Unfinished
 
 _WIDTHS: Final = np.diff(EDGES)
 _EDGE_LIST: Final[list[float]] = EDGES.tolist()
@@ -56,6 +57,8 @@ class HazardLearner:
         self._hazards = Hazards.unknown()
         self._fit: Fit | None = None
         self._pieces: Iterator[int] = iter(())
+        # Of each stratum, as far as somebody asked since the last fit.
+        self._unfinished: list[Unfinished | None] = [None] * STRATA
 
     @property
     def busy(self) -> bool:
@@ -73,31 +76,53 @@ class HazardLearner:
             done = next(self._pieces, None)
             if done is None:
                 self._hazards, self._fit = self._fit.hazards, None
+                self._unfinished = [None] * STRATA
                 self.fits += 1
             else:
                 observations -= done
 
-    def curves(self, strata: Ints, features: Shorts) -> npt.NDArray[np.float32]:
+    def curves(
+        self, strata: Ints, features: Shorts, ages: Floats | None = None
+    ) -> npt.NDArray[np.float32]:
         """The index at the beginning of each half octave, shape (n, BINS + 1).
 
         LRU's as long as the hazards have not told more than age does, but for what a session
         went on without.
+
+        Args:
+            strata: of each class.
+            features: likewise.
+            ages: from which on it is asked for, 0 if None; quickest if they are in order.
+
         """
         if not self._hazards.proof.holds:
             return _after_all(np.tile(_BY_AGE, (len(strata), 1)), strata)
+        if ages is None:
+            ages = np.zeros(len(strata))
         unknown = np.isnan(features[:, OUTPUT.start])
         if not unknown.any():
-            return self._curves(strata, features)
+            return self._curves(strata, features, ages)
         index = np.zeros((len(strata), BINS + 1), np.float32)
         # The mean over outputs that there may be: what is admitted and turns out to be worth
         # little is soon gone, and what is not admitted is gone for good.
         filled = np.repeat(features[unknown], OUTPUTS, axis=0)
         filled[:, OUTPUT] = self._hazards.outputs[strata[unknown]].reshape(len(filled), -1)
-        each = self._curves(np.repeat(strata[unknown], OUTPUTS), filled)
+        asked = np.repeat(ages[unknown], OUTPUTS)
+        each = self._curves(np.repeat(strata[unknown], OUTPUTS), filled, asked)
         index[unknown] = each.reshape(-1, OUTPUTS, BINS + 1).mean(axis=1)
         if not unknown.all():
-            index[~unknown] = self._curves(strata[~unknown], features[~unknown])
+            index[~unknown] = self._curves(strata[~unknown], features[~unknown], ages[~unknown])
         return index
+
+    def of_unfinished(self, stratum: int, features: Shorts, age: float) -> float:
+        """The index at one age of one class of which the output is not known."""
+        b, part = _place(age)
+        if not self._hazards.proof.holds:
+            return _between(_BY_AGE.item(b), _BY_AGE.item(b + 1), part)
+        known = self._unfinished[stratum]
+        if known is None:
+            known = self._unfinished[stratum] = Unfinished(self._hazards, stratum)
+        return _between(*known.index(features, b), part)
 
     def chances(self, strata: Ints, features: Shorts, ages: Floats, within: float) -> Floats:
         """Probability that what has these ages is used within so many seconds."""
@@ -111,16 +136,20 @@ class HazardLearner:
 
     # Parts ------------------------------------------------------------------
 
-    def _curves(self, strata: Ints, features: Shorts) -> npt.NDArray[np.float32]:
+    def _curves(self, strata: Ints, features: Shorts, ages: Floats) -> npt.NDArray[np.float32]:
         survival, kept = self._survival(strata, features)
         index = np.zeros((len(strata), BINS + 1), np.float32)
         for begin in range(0, len(strata), _AT_ONCE):
             part = slice(begin, begin + _AT_ONCE)
-            hits = survival[part, None, :-1] - survival[part, :, None]
-            costs = kept[part, :, None] - kept[part, None, :-1]
+            # Nobody will ask for ages that are over, and most of those valued anew are old.
+            first, _ = _place(float(np.minimum.reduce(ages[part])))
+            hits = survival[part, None, first:-1] - survival[part, first:, None]
+            costs = kept[part, first:, None] - kept[part, None, first:-1]
             # Times before the age itself give no hits and are never the best.
-            rates = hits / np.maximum(costs, _TINY)
-            np.maximum.reduce(rates, 1, None, index[part, :-1])
+            np.maximum(costs, _TINY, costs)
+            rates = np.divide(hits, costs, hits)
+            np.maximum.reduce(rates, 1, None, index[part, first:-1])
+            index[part, :first] = index[part, first, None]
         index[:, BINS] = index[:, BINS - 1] / 2
         return _after_all(index, strata)
 
@@ -154,7 +183,16 @@ def at_ages(curves: npt.NDArray[np.float32], rows: npt.NDArray[np.int32], ages: 
 
 def at_age(curves: npt.NDArray[np.float32], row: int, age: float) -> float:
     """The curve of one row at one age."""
+    b, part = _place(age)
+    return _between(curves.item(row, b), curves.item(row, b + 1), part)
+
+
+def _place(age: float) -> tuple[int, float]:
+    """The half octave of an age, and where in it."""
     b = min(max(bisect_right(_EDGE_LIST, age) - 1, 0), BINS - 1)
     begin, end = _EDGE_LIST[b], _EDGE_LIST[b + 1]
-    part = min((age - begin) / (end - begin), 1.0)
-    return float(curves.item(row, b) * (1 - part) + curves.item(row, b + 1) * part)
+    return b, min((age - begin) / (end - begin), 1.0)
+
+
+def _between(begin: float, end: float, part: float) -> float:
+    return begin * (1 - part) + end * part

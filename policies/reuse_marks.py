@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
+from math import isnan
 
 import numpy as np
 import numpy.typing as npt
-from kvtiers.policies.reuse_classes import ANY, FEATURES, UseClass
+from kvtiers.policies.reuse_classes import ANY, FEATURES, OUTPUT, UseClass
 from kvtiers.policies.reuse_fit import BINS, Floats
 from kvtiers.policies.reuse_hazard import HazardLearner, at_age, at_ages
 
@@ -85,17 +86,24 @@ class Marks:
 
     def worth(self, marks: npt.NDArray[np.int32], now: float) -> Floats:
         """Index of each mark now: expected hits per second of keeping a chunk."""
-        self._value(np.unique(marks[self._stale[marks]]))
+        self._value(np.unique(marks[self._stale[marks]]), now)
         # The rest of the old ones when next asked.
-        self._value(np.unique(marks[self._old[marks]])[:_MOST_OLD])
+        self._value(np.unique(marks[self._old[marks]])[:_MOST_OLD], now)
         return at_ages(self._curves, marks, now - self._since[marks])
 
     def worth_of_few(self, marks: Sequence[int], now: float) -> list[float]:
         """The same for as few as numpy takes longer to be called for than to compute."""
-        if stale := {mark for mark in marks if self._stale[mark] or self._old[mark]}:
-            self._value_few(stale)
-        curves, since = self._curves, self._since
-        return [at_age(curves, mark, now - since.item(mark)) for mark in marks]
+        stale = {mark for mark in marks if self._stale[mark] or self._old[mark]}
+        # They change before many ask, so only what is asked for is computed.
+        unfinished = {mark for mark in stale if isnan(self._features.item(mark, OUTPUT.start))}
+        if finished := stale - unfinished:
+            self._value_few(finished)
+        return [
+            self._of_unfinished(mark, now)
+            if mark in unfinished
+            else at_age(self._curves, mark, now - self._since.item(mark))
+            for mark in marks
+        ]
 
     def chances(self, marks: Sequence[int], now: float, within: float) -> list[float]:
         """Probability that what has each mark is used within so many seconds from now."""
@@ -106,22 +114,32 @@ class Marks:
 
     # Parts ------------------------------------------------------------------
 
+    def _of_unfinished(self, mark: int, now: float) -> float:
+        stratum, age = self._strata.item(mark), now - self._since.item(mark)
+        return self._learner.of_unfinished(stratum, self._features[mark], age)
+
     def _value_few(self, stale: set[int]) -> None:
         if self._known_at != self._learner.fits or len(self._known) > _MOST_KNOWN:
             self._known_at = self._learner.fits
             self._known.clear()
         keys = {mark: (int(self._strata[mark]), self._features[mark].tobytes()) for mark in stale}
         new = sorted(mark for mark in stale if keys[mark] not in self._known)
-        self._value(np.array(new, np.int32))
+        self._compute(np.array(new, np.int32))
         for mark in new:
             self._known[keys[mark]] = self._curves[mark].copy()
         for mark in stale.difference(new):
             self._curves[mark] = self._known[keys[mark]]
             self._stale[mark] = self._old[mark] = False
 
-    def _value(self, stale: npt.NDArray[np.int32]) -> None:
+    def _value(self, stale: npt.NDArray[np.int32], now: float) -> None:
+        """Compute curves from the age that each mark has now; it gets no younger."""
+        stale = stale[np.argsort(self._since[stale])]
+        self._compute(stale, now - self._since[stale])
+
+    def _compute(self, stale: npt.NDArray[np.int32], ages: Floats | None = None) -> None:
         if len(stale):
-            self._curves[stale] = self._learner.curves(self._strata[stale], self._features[stale])
+            strata, features = self._strata[stale], self._features[stale]
+            self._curves[stale] = self._learner.curves(strata, features, ages)
             self._stale[stale] = self._old[stale] = False
 
     def _grow(self) -> None:

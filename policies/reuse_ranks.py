@@ -57,50 +57,48 @@ class Ranks:
         self._changed: list[Ranked] = []
         self._changed_as_of = -1.0, -1
 
-    def ascending(self, now: float, news: int, also: Sequence[int] = ()) -> Iterator[Ranked]:
+    def ascending(self, now: float, news: int) -> Iterator[Ranked]:
         """Every node of the tier with its worth, see ``Nodes.ascending``. Changes nothing else.
 
         Args:
             now: when.
             news: a number that is another one after each call that changes a node or a mark.
-            also: marks that will be asked for too.
 
         """
         if self._outdated(now):
-            self._rank_all(now, also)
+            self._rank_all(now)
         elif self._leaves > _FEW and len(self._nodes.changed()) > _CHANGED:
-            self._rank_lowest(now, also)
+            self._rank_lowest(now)
         self._pass()
-        return self._nodes.ascending(self._in_order(now, news, also), self._valuer(now))
+        return self._nodes.ascending(self._in_order(now, news), self._valuer(now))
 
     def keep_up(self, now: float) -> None:
         """Nobody asks, as there is room. Who asks first must not wait until all are valued."""
         changed = self._nodes.changed()
         if len(changed) > _MOST:
-            self._worth(np.array(list(changed), np.int64), now, ())
+            self._worth(np.array(list(changed), np.int64), now)
             self._nodes.take_changed()
             self._at = -np.inf
 
     # Parts ------------------------------------------------------------------
 
-    def _in_order(self, now: float, news: int, also: Sequence[int]) -> Iterator[Ranked]:
+    def _in_order(self, now: float, news: int) -> Iterator[Ranked]:
         if self._leaves > _FEW:
             return chain(self._ranked(()), self._unranked(now))
         if self._changed_as_of != (now, news):
-            self._changed = self._value_changed(now, also)
+            self._changed = self._value_changed(now)
             self._changed_as_of = now, news
         return self._ranked(self._changed)
 
-    def _value_changed(self, now: float, also: Sequence[int]) -> list[Ranked]:
+    def _value_changed(self, now: float) -> list[Ranked]:
         """What has changed, in order."""
         rows = list(self._nodes.changed())
         marks = [self._nodes.mark_of(row) for row in rows]
-        worth = self._marks.worth_of_few([*marks, *also], now)
-        return sorted(zip(worth, rows, strict=False))
+        return sorted(zip(self._marks.worth_of_few(marks, now), rows, strict=True))
 
     def _unranked(self, now: float) -> Iterator[Ranked]:
         """The same, not valued before somebody gets there."""
-        yield from self._value_changed(now, ())
+        yield from self._value_changed(now)
 
     def _outdated(self, now: float) -> bool:
         if self._leaves <= _FEW:
@@ -108,10 +106,10 @@ class Ranks:
         seconds = _SECONDS * self._leaves / _A_SECOND
         return len(self._lowest) > _MOST or now - self._at > seconds
 
-    def _rank_all(self, now: float, also: Sequence[int]) -> None:
+    def _rank_all(self, now: float) -> None:
         self._marks.refresh()
         rows = self._nodes.leaves()
-        worth = self._worth(rows, now, also)
+        worth = self._worth(rows, now)
         self._leaves = len(rows)
         if len(rows) > _FEW:
             self._least = np.partition(worth, _LOWEST)[_LOWEST]
@@ -124,20 +122,19 @@ class Ranks:
         self._set_lowest(worth, rows)
         self._at, self.changes = now, 0
 
-    def _rank_lowest(self, now: float, also: Sequence[int]) -> None:
+    def _rank_lowest(self, now: float) -> None:
         """The lowest again, and what has changed among them; all if none of them is left."""
         changed = self._nodes.changed()
         self._moved |= changed
         kept = {row for _, row in self._lowest[self._passed :] if self._nodes.is_leaf(row)}
         rows = np.array(sorted(kept | changed), np.int64)
-        self._set_lowest(self._worth(rows, now, also), rows)
+        self._set_lowest(self._worth(rows, now), rows)
         if not self._lowest or self._lowest[0][0] >= self._least:
-            self._rank_all(now, also)
+            self._rank_all(now)
 
-    def _worth(self, rows: Ints, now: float, also: Sequence[int]) -> Floats:
-        """That of the nodes of these rows, and of some marks, so that they are valued at once."""
-        marks = np.append(self._nodes.marks(rows), np.array(also, np.int32))
-        return self._marks.worth(marks, now)[: len(rows)]
+    def _worth(self, rows: Ints, now: float) -> Floats:
+        """That of the nodes of these rows."""
+        return self._marks.worth(self._nodes.marks(rows), now)
 
     def _set_lowest(self, worth: Floats, rows: Ints) -> None:
         self._lowest = sorted(zip(worth.tolist(), rows.tolist(), strict=True))
