@@ -126,6 +126,17 @@ def step_parts(scheduler_output: Any) -> Iterator[tuple[str, int, int]]:
         yield name, before, scheduled.get(name, 0)
 
 
+def only_decodes(scheduler_output: Any) -> bool:
+    """Whether each request of the step was there before it, and computes one token.
+
+    That may be the last of a prompt too, if it stands by itself; it is told without a look at
+    each request.
+    """
+    tokens: int = scheduler_output.total_num_scheduled_tokens
+    scheduled = scheduler_output.num_scheduled_tokens
+    return not scheduler_output.scheduled_new_reqs and tokens == len(scheduled)
+
+
 def full_attention_group(kv_cache_config: Any) -> int | None:
     """Number of the first KV-cache group whose layers see the whole prefix, None without one."""
     from vllm.v1.kv_cache_interface import FullAttentionSpec

@@ -30,7 +30,7 @@ from kvtiers.connector.engine_checks import (
     check_reports,
 )
 from kvtiers.connector.favour import ChunkBlocks, GpuFavour, Groups, Prefix
-from kvtiers.connector.heat import NO_COST, NO_STEP
+from kvtiers.connector.heat import NO_REPORT, NO_STEP
 from kvtiers.connector.heat_probe import HeatProbe
 from kvtiers.connector.heat_watch import HeatWatch
 from kvtiers.connector.manager import Adapter, RequestKeys, TieredOffloadingManager
@@ -407,16 +407,15 @@ class TieredKVConnector(OffloadingConnector):  # type: ignore[misc]  # vLLM is u
         """Tell the scheduler which jobs have ended or failed, what adapters hold, and heat."""
         metadata = super().build_connector_worker_meta()
         adapters = self._loaded_adapters.take() if self._loaded_adapters is not None else {}
-        probe = self._heat_probe
-        heat, cost = ({}, NO_COST) if probe is None else (probe.take(), probe.take_cost())
+        heat = NO_REPORT if self._heat_probe is None else self._heat_probe.report()
         if metadata is None:
-            if adapters or heat or cost != NO_COST:
-                return TieredWorkerMetadata(adapters=adapters, heat=heat, heat_cost=cost)
+            if adapters or heat:
+                return TieredWorkerMetadata(adapters=adapters, heat=heat)
             return None
         for job_id in metadata.completed_jobs:
             self._load_requests.pop(job_id, None)
         failed, self._failed_jobs = self._failed_jobs, {}
-        return TieredWorkerMetadata.extend(metadata, failed, adapters, heat, cost)
+        return TieredWorkerMetadata.extend(metadata, failed, adapters, heat)
 
     def take_events(self) -> Iterable[Any]:
         """Called for every step, last when its output is taken in: it took until now."""
@@ -434,7 +433,6 @@ class TieredKVConnector(OffloadingConnector):  # type: ignore[misc]  # vLLM is u
             if metadata.adapters:
                 self._adapters_loaded(metadata.adapters)
             if self._heat_watch is not None:
-                self._heat_watch.spent(metadata.heat_cost)
                 for run, heat in self._heat_watch.told(metadata.heat):
                     self._manager.measured(run, heat)
         self._lower_fence(compat.completed_jobs(connector_output))

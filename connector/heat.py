@@ -8,11 +8,12 @@ answer comes back with the worker's metadata, under the number of the job.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
 import numpy as np
 from kvtiers.connector.config_errors import shown
+from kvtiers.connector.heat_post import Posted
 from kvtiers.tiers.file_option import FileOption
 from kvtiers.tiers.spelling import did_you_mean
 from numpy.typing import NDArray
@@ -111,7 +112,7 @@ class HeatJob:
 
 
 @dataclass(frozen=True, slots=True)
-class HeatStep:
+class HeatStep(Posted):
     """What a worker is told of a step.
 
     Attributes:
@@ -126,17 +127,60 @@ class HeatStep:
 
 @dataclass(frozen=True, slots=True)
 class HeatCost:
-    """Seconds that a worker has spent: measuring, and computing prompts, measuring included."""
+    """What was spent on measuring, and on computing prompts, measuring included.
+
+    Attributes:
+        probe_s: seconds of measuring, by the clock.
+        prefill_s: seconds of computing prompts, by the clock.
+        probe_cpu_s: processor time of measuring.
+        prefill_cpu_s: processor time of computing prompts.
+
+    """
 
     probe_s: float = 0.0
     prefill_s: float = 0.0
+    probe_cpu_s: float = 0.0
+    prefill_cpu_s: float = 0.0
 
     def __add__(self, other: HeatCost) -> HeatCost:
         """Both together."""
-        return HeatCost(self.probe_s + other.probe_s, self.prefill_s + other.prefill_s)
+        return HeatCost(
+            self.probe_s + other.probe_s,
+            self.prefill_s + other.prefill_s,
+            self.probe_cpu_s + other.probe_cpu_s,
+            self.prefill_cpu_s + other.prefill_cpu_s,
+        )
 
 
 NO_STEP, NO_COST = HeatStep(), HeatCost()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class HeatReport(Posted):
+    """What workers tell after a step: false if it is nothing.
+
+    Attributes:
+        readings: what was measured.
+        cost: what was spent since the last report.
+
+    """
+
+    readings: Readings = field(default_factory=dict)
+    cost: HeatCost = NO_COST
+
+    def __bool__(self) -> bool:
+        return bool(self.readings) or self.cost != NO_COST
+
+    def __add__(self, other: HeatReport) -> HeatReport:
+        """Of several ranks: each measures KV heads of its own, under its own key."""
+        return HeatReport(
+            {**self.readings, **other.readings},
+            self.cost + other.cost,
+            post_s=self.post_s + other.post_s,
+        )
+
+
+NO_REPORT = HeatReport()
 
 
 def layers_at(turn: int, wanted: int, count: int) -> range:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 from kvtiers.connector.heat import HeatCost, HeatJob, HeatSettings, Readings
-from kvtiers.connector.heat_budget import HeatBudget
+from kvtiers.connector.heat_budget import HeatBudget, Reserve
 from kvtiers.policies import ChunkId, Run
 from numpy.typing import NDArray
 
@@ -29,9 +29,17 @@ Heat = NDArray[np.float32]
 
 @dataclass(frozen=True, slots=True)
 class _Asked:
-    """A prompt that is being measured: its chunks, and by layer and rank what has come of it."""
+    """A prompt that is being measured.
+
+    Attributes:
+        run: its chunks.
+        reserve: what was set aside for it.
+        parts: by layer and rank, what has come of it.
+
+    """
 
     run: Run
+    reserve: Reserve
     parts: dict[tuple[int, int], Heat] = field(default_factory=dict)
 
     def ranks(self) -> int:
@@ -67,6 +75,7 @@ class HeatPlan:
         self._block_tokens, self._chunk_tokens = block_tokens, chunk_tokens
         self._seen = self._asked = 0
         self._waiting: OrderedDict[int, _Asked] = OrderedDict()
+        self._ended: list[Reserve] = []
 
     def job(self, run: Run, blocks: Sequence[int], before: int, computed: int) -> HeatJob | None:
         """What to measure of a prompt whose end the step computes; None for nothing.
@@ -85,10 +94,13 @@ class HeatPlan:
         if len(run) < 2 or at >= len(blocks):
             return None
         self._seen += 1
-        if self._seen % self._settings.every or not self._budget.allows():
+        if self._seen % self._settings.every:
+            return None
+        reserve = self._budget.reserve(tokens)
+        if reserve is None:
             return None
         self._asked = number = self._asked + 1
-        self._waiting[number] = _Asked(run)
+        self._waiting[number] = _Asked(run, reserve)
         if len(self._waiting) > _MOST_JOBS:
             self._waiting.popitem(last=False)
         return HeatJob(
@@ -101,13 +113,22 @@ class HeatPlan:
             chunk_tokens=self._chunk_tokens,
         )
 
-    def spent(self, cost: HeatCost) -> None:
-        """What workers took, for measuring and altogether."""
-        self._budget.spent(cost)
+    def spent(self, cost: HeatCost, *, measured: bool = False) -> None:
+        """What workers took; ``measured`` if measurements are in it."""
+        self._budget.spent(cost, measured=measured)
 
-    def delayed(self, seconds: float) -> None:
-        """What the scheduler took for measurements, while all ranks wait."""
-        self._budget.spent(HeatCost(probe_s=seconds * self._ranks))
+    def delayed(self, seconds: float, *, measured: bool = False) -> None:
+        """What the scheduler's process took, while all ranks wait; of the CPUs it has one."""
+        cost = HeatCost(probe_s=seconds * self._ranks, probe_cpu_s=seconds)
+        self._budget.spent(cost, measured=measured)
+
+    def settled(self) -> None:
+        """What was spent on the prompts that ``answered`` has told is known by now."""
+        ended, self._ended = self._ended, []
+        for reserve in ended:
+            self._budget.give_back(reserve)
+        if ended:
+            self._budget.learn(sum(reserve.tokens for reserve in ended))
 
     def answered(self, readings: Readings) -> Iterator[tuple[Run, dict[int, Heat]]]:
         """Per measured prompt its chunks, and by layer ``[kv_heads, chunks]`` of all ranks.
@@ -122,10 +143,13 @@ class HeatPlan:
             asked = self._waiting.get(number)
             if asked is not None and asked.ranks() == self._ranks:
                 del self._waiting[number]
+                self._ended.append(asked.reserve)
                 yield asked.run, asked.measured()
 
     def forget(self) -> None:
         """What is under way says nothing any more."""
+        for asked in self._waiting.values():
+            self._budget.give_back(asked.reserve)
         self._waiting.clear()
 
 

@@ -16,7 +16,8 @@ import os
 import queue
 import secrets
 import threading
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -44,11 +45,16 @@ class HeatLog:
 
     Args:
         path: of the file, made if missing; readable by its owner only.
+        clock: seconds of the processor that the calling thread has had.
+
+    Attributes:
+        seconds: that the thread that writes has had, so far.
 
     """
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
+    def __init__(self, path: Path, clock: Callable[[], float] = time.thread_time) -> None:
+        self._path, self._clock = path, clock
+        self.seconds = 0.0
         self._salt = secrets.token_bytes(16)
         self._waiting: queue.Queue[tuple[Run, Measured] | None] = queue.Queue(_MOST_WAITING)
         self._dropped = 0
@@ -79,6 +85,7 @@ class HeatLog:
                     logger.warning(
                         "kvtiers can't write %s, heat is not logged: %s", self._path, error
                     )
+            self.seconds = self._clock()
 
     def _line(self, run: Run, measured: Measured) -> str:
         row = {

@@ -1,28 +1,28 @@
 """Measures, on a worker, what the end of a prompt attends to.
 
 vLLM's attention layers are reached through the forward context of its configuration, and
-``layer.impl.forward`` is wrapped: after it has run, queries are at hand and the keys are
-in the paged cache. On a GPU the wrapper runs in eager steps and between the pieces of
-piecewise graphs, which is where prompts are computed, not in replayed full graphs. Nothing
-waits for the GPU but the first measurement of each layer.
+``layer.impl.forward`` is wrapped for the one call that is measured: after it has run,
+queries are at hand and the keys are in the paged cache. On a GPU the wrapper runs in eager
+steps and between the pieces of piecewise graphs, which is where prompts are computed, not in
+replayed full graphs. Nothing waits for the GPU but the first measurement of each layer.
 """
 
 from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 from kvtiers.connector import compat
 from kvtiers.connector.heat import (
+    NO_REPORT,
     NOT_MEASURED,
-    HeatCost,
     HeatJob,
+    HeatReport,
     HeatSettings,
     HeatStep,
     Readings,
@@ -31,7 +31,6 @@ from kvtiers.connector.heat import (
 from kvtiers.connector.heat_clock import HeatClock, Mark
 from kvtiers.connector.heat_mass import attention_mass
 from kvtiers.connector.heat_views import Keys, keys_of
-from numpy.typing import NDArray
 
 logger = logging.getLogger(__name__)
 
@@ -52,6 +51,8 @@ class _Layer:
         number: which layer of the model it is.
         keys: gets keys out of its cache.
         trusted: whether ``keys`` was seen to give what was stored.
+        wrapped: what was put in the place of its ``forward``.
+        own: what was there, None for that of its class.
 
     """
 
@@ -59,6 +60,8 @@ class _Layer:
     number: int
     keys: Keys
     trusted: bool = False
+    wrapped: Callable[..., Any] | None = None
+    own: Callable[..., Any] | None = None
 
 
 @dataclass(frozen=True)
@@ -114,23 +117,37 @@ class HeatProbe:
 
     def begin(self, step: HeatStep) -> None:
         """A step begins, at whose end its jobs can be measured."""
-        self._jobs, self._began, self._prefill = {}, None, step.prefill
+        self._drop()
+        self._began = None
         if not step.prefill or self._off:
             return
-        self._began = self._clock.mark()
-        if not step.jobs:
-            return
-        if self._layers is None:
-            self._layers = self._attach()
-        for job in step.jobs:
-            for index in layers_at(job.turn, self._settings.layers, len(self._layers)):
-                self._jobs.setdefault(self._layers[index], []).append(job)
+        begin = self._clock.now()
+        self._began, self._prefill = self._clock.mark(), step.prefill
+        self._clock.posted(step.post_s)
+        if step.jobs:
+            self._prepare(step.jobs)
+        self._clock.prepared(begin)
 
-    def take(self) -> Readings:
-        """The step is over: the jobs of which all has arrived since the last call."""
-        self._jobs = {}
+    def report(self) -> HeatReport:
+        """The step is over: the jobs of which all has arrived since the last call, and the cost.
+
+        What the report itself takes is in the next one.
+        """
+        if self._began is None and not self._measured and not self._clock.waits:
+            return NO_REPORT
+        begin = self._clock.now()
+        self._drop()
+        readings = self._arrived()
+        if self._began is not None:
+            self._clock.computed(self._began, self._prefill)
+            self._began = None
+        cost = self._clock.take()
+        self._clock.prepared(begin)
+        return HeatReport(readings, cost)
+
+    def _arrived(self) -> Readings:
         late = {measured.key[0] for measured in self._measured if not measured.ready()}
-        taken: dict[tuple[int, int, int], NDArray[np.float32]] = {
+        taken = {
             measured.key: measured.mass.numpy()
             for measured in self._measured
             if measured.key[0] not in late and bool(measured.found)
@@ -138,16 +155,18 @@ class HeatProbe:
         self._measured = [measured for measured in self._measured if measured.key[0] in late]
         return taken
 
-    def take_cost(self) -> HeatCost:
-        """The step is over: what has been spent since the last call, as far as it is known."""
-        if self._began is not None:
-            self._clock.computed(self._began, self._prefill)
-            self._began = None
-        return self._clock.take()
-
     # Layers -----------------------------------------------------------------
 
-    def _attach(self) -> list[_Layer]:
+    def _prepare(self, jobs: Sequence[HeatJob]) -> None:
+        if self._layers is None:
+            self._layers = self._known()
+        for job in jobs:
+            for index in layers_at(job.turn, self._settings.layers, len(self._layers)):
+                self._jobs.setdefault(self._layers[index], []).append(job)
+        for layer in self._jobs:
+            self._wrap(layer)
+
+    def _known(self) -> list[_Layer]:
         layers: list[_Layer] = []
         refused: dict[str, str] = {}
         for name, module in self._modules.items():
@@ -160,12 +179,12 @@ class HeatProbe:
         if not layers:
             reasons = sorted(set(refused.values())) or ["no layer of this rank has full attention"]
             self._turn_off("; ".join(reasons))
-        for layer in layers:
-            self._wrap(layer)
         return layers
 
     def _wrap(self, layer: _Layer) -> None:
-        forward = layer.module.impl.forward
+        """For this step only, so that no other call goes through it."""
+        impl = layer.module.impl
+        forward = impl.forward
 
         @functools.wraps(forward)
         def measured(
@@ -183,10 +202,27 @@ class HeatProbe:
                 self._try_measure(layer, query, key, cache, metadata)
             return output
 
-        layer.module.impl.forward = measured
+        layer.wrapped, layer.own = measured, vars(impl).get("forward")
+        impl.forward = measured
+
+    def _unwrap(self, layer: _Layer) -> None:
+        impl = layer.module.impl
+        if vars(impl).get("forward") is not layer.wrapped:
+            return  # somebody has wrapped ours, which does nothing any more
+        if layer.own is None:
+            del impl.forward
+        else:
+            impl.forward = layer.own
+
+    def _drop(self) -> None:
+        """What was not measured won't be."""
+        jobs, self._jobs = self._jobs, {}
+        for layer in jobs:
+            self._unwrap(layer)
 
     def _turn_off(self, why: str, error: Exception | None = None) -> None:
-        self._off, self._jobs = True, {}
+        self._off = True
+        self._drop()
         logger.warning(NOT_MEASURED, why, exc_info=error)
 
     # Measuring --------------------------------------------------------------
@@ -196,7 +232,9 @@ class HeatProbe:
     ) -> None:
         begin = self._clock.mark()
         try:
-            for job in self._jobs.pop(layer):
+            jobs = self._jobs.pop(layer)
+            self._unwrap(layer)
+            for job in jobs:
                 with _threads(layer, query, job):
                     self._measure(layer, job, query, key, cache, metadata)
             self._clock.probed(begin)

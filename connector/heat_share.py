@@ -48,6 +48,10 @@ class HeatShare:
         namespace: of the engine, now: one that is private is told nobody.
         writes: False for an engine that only reads the tier.
         clock: seconds since the epoch.
+        spent: seconds of the processor that the calling thread has had.
+
+    Attributes:
+        seconds: that the thread that exchanges has had, so far.
 
     """
 
@@ -58,9 +62,11 @@ class HeatShare:
         *,
         writes: bool = True,
         clock: Callable[[], float] = time.time,
+        spent: Callable[[], float] = time.thread_time,
     ) -> None:
         self._tier, self._namespace, self._writes = tier, namespace, writes
-        self._clock = clock
+        self._clock, self._spent = clock, spent
+        self.seconds = 0.0
         self._ours: deque[Prompt] = deque(maxlen=_MOST_PROMPTS)
         self._others: deque[Prompt] = deque(maxlen=_MOST_PROMPTS)
         # The number of the first entry that was not read, by hour.
@@ -110,6 +116,7 @@ class HeatShare:
                 self.exchange(tell=due)
             except Exception as error:  # noqa: BLE001  # a tier's fault must not end the engine
                 self._warn(error)
+            self.seconds = self._spent()
             if stopping:
                 return
             self._stop.wait(_READ_SECONDS)

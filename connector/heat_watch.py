@@ -10,12 +10,13 @@ from typing import Any
 
 from kvtiers.connector import compat
 from kvtiers.connector.heat import (
+    NO_STEP,
     NOT_MEASURED,
     HeatCost,
     HeatJob,
+    HeatReport,
     HeatSettings,
     HeatStep,
-    Readings,
 )
 from kvtiers.connector.heat_book import Heat, HeatBook, HeatPlan
 from kvtiers.connector.heat_log import HeatLog
@@ -54,6 +55,8 @@ class HeatWatch:
         self._clock = clock
         self._shares = shares
         self._share: HeatShare | None = None
+        self._hierarchy: Hierarchy | None = None
+        self._elsewhere_s = 0.0
         self._chunk_bytes = 1
 
     @classmethod
@@ -91,6 +94,7 @@ class HeatWatch:
 
     def opened(self, hierarchy: Hierarchy) -> None:
         """The tiers are open: exchange heat through the first that is shared, if asked to."""
+        self._hierarchy = hierarchy
         if not self._shares:
             return
         tier = hierarchy.shared_tier()
@@ -115,6 +119,19 @@ class HeatWatch:
             chunks_of: a request's chunks of a group.
 
         """
+        if compat.only_decodes(scheduler_output):
+            return NO_STEP
+        begin = self._clock()
+        told = self._step(scheduler_output, statuses, chunks_of)
+        self._plan.delayed(self._clock() - begin)
+        return told
+
+    def _step(
+        self,
+        scheduler_output: Any,
+        statuses: Mapping[str, Any],
+        chunks_of: Callable[[str, int], Run | None],
+    ) -> HeatStep:
         jobs: list[HeatJob] = []
         tokens = of_prompts = 0
         for name, before, computed in compat.step_parts(scheduler_output):
@@ -133,10 +150,6 @@ class HeatWatch:
                 jobs.append(job)
         return HeatStep(tuple(jobs), of_prompts / max(1, tokens))
 
-    def spent(self, cost: HeatCost) -> None:
-        """What workers took, for measuring and altogether."""
-        self._plan.spent(cost)
-
     def _blocks(self, status: Any) -> list[int]:
         groups = status.config.kv_group_configs
         for group, state in zip(groups, status.group_states, strict=True):
@@ -144,20 +157,33 @@ class HeatWatch:
                 return state.block_ids  # type: ignore[no-any-return]
         return []
 
-    def told(self, readings: Readings) -> Iterator[tuple[Run, list[float]]]:
+    def told(self, report: HeatReport) -> Iterator[tuple[Run, list[float]]]:
         """What was measured: chunks after the sink, and the heat of each.
 
         What is done with that counts as the cost of measuring, like the rest of it.
         """
-        begin = self._clock()
-        for run, measured in self._plan.answered(readings):
+        begin, measured = self._clock(), bool(report.readings)
+        self._plan.spent(report.cost, measured=measured)
+        posted = HeatCost(probe_s=report.post_s, probe_cpu_s=report.post_s)
+        self._plan.spent(posted, measured=measured)
+        for run, found in self._plan.answered(report.readings):
             if self._log is not None:
-                self._log.note(run, measured)
+                self._log.note(run, found)
             if self._share is not None:
-                self._share.note(run, measured)
-            yield self._noted(run, measured)
+                self._share.note(run, found)
+            yield self._noted(run, found)
         yield from self._told_by_others()
-        self._plan.delayed(self._clock() - begin)
+        self._plan.delayed(self._clock() - begin + self._elsewhere(), measured=measured)
+        self._plan.settled()
+
+    def _elsewhere(self) -> float:
+        """Seconds since the last call of what was done with heat at another time or thread."""
+        seconds = 0.0 if self._hierarchy is None else self._hierarchy.heat_seconds
+        for thread in (self._log, self._share):
+            if thread is not None:
+                seconds += thread.seconds
+        before, self._elsewhere_s = self._elsewhere_s, seconds
+        return seconds - before
 
     def _noted(self, run: Run, measured: dict[int, Heat]) -> tuple[Run, list[float]]:
         heat = self.book.note(run.tail(1), measured)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 from kvtiers.connector.adapters import Contents
-from kvtiers.connector.heat import NO_COST, NO_STEP, HeatCost, HeatStep, Readings
+from kvtiers.connector.heat import NO_REPORT, NO_STEP, HeatReport, HeatStep
 from kvtiers.tiers.arena import ArenaHandle
 from numpy.typing import NDArray
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
@@ -86,15 +86,13 @@ class TieredWorkerMetadata(OffloadingWorkerMetadata):  # type: ignore[misc]  # v
     Attributes:
         failed_jobs: see ``FailedJobs``. Only jobs that ``completed_jobs`` counts.
         adapters: LoRA adapters that hold something else than was last reported.
-        heat: what was measured.
-        heat_cost: what that took, and what computing prompts did.
+        heat: what was measured, what that took, and what computing prompts did.
 
     """
 
     failed_jobs: FailedJobs = field(default_factory=dict)
     adapters: Contents = field(default_factory=dict)
-    heat: Readings = field(default_factory=dict)
-    heat_cost: HeatCost = NO_COST
+    heat: HeatReport = NO_REPORT
 
     @classmethod
     def extend(
@@ -102,8 +100,7 @@ class TieredWorkerMetadata(OffloadingWorkerMetadata):  # type: ignore[misc]  # v
         metadata: OffloadingWorkerMetadata,
         failed_jobs: FailedJobs,
         adapters: Contents | None = None,
-        heat: Readings | None = None,
-        heat_cost: HeatCost = NO_COST,
+        heat: HeatReport = NO_REPORT,
     ) -> TieredWorkerMetadata:
         """What a rank reports: vLLM's own metadata plus what it does not know of."""
         return cls(
@@ -111,8 +108,7 @@ class TieredWorkerMetadata(OffloadingWorkerMetadata):  # type: ignore[misc]  # v
             transfer_stats=metadata.transfer_stats,
             failed_jobs=failed_jobs,
             adapters=adapters or {},
-            heat=heat or {},
-            heat_cost=heat_cost,
+            heat=heat,
         )
 
     def aggregate(self, other: KVConnectorWorkerMetadata) -> TieredWorkerMetadata:
@@ -122,14 +118,12 @@ class TieredWorkerMetadata(OffloadingWorkerMetadata):  # type: ignore[misc]  # v
         """
         merged = super().aggregate(other)
         if not isinstance(other, TieredWorkerMetadata):
-            return self.extend(merged, self.failed_jobs, self.adapters, self.heat, self.heat_cost)
+            return self.extend(merged, self.failed_jobs, self.adapters, self.heat)
         return self.extend(
             merged,
             _union(self.failed_jobs, other.failed_jobs),
             _agreed(self.adapters, other.adapters),
-            # Each rank measures KV heads of its own, under its own key.
-            {**self.heat, **other.heat},
-            self.heat_cost + other.heat_cost,
+            self.heat + other.heat,
         )
 
 

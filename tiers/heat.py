@@ -7,8 +7,9 @@ policy keeps facts of chunks that some tier holds, so it waits for them.
 
 from __future__ import annotations
 
+import time
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from kvtiers.policies import ChunkId, Policy, Run
 from kvtiers.tiers.directory import State
@@ -19,11 +20,23 @@ _MOST_WAITING = 256
 
 
 class HeatInbox:
-    """Tells the policy once the last of a prompt's chunks is there. The hierarchy's thread."""
+    """Tells the policy once the last of a prompt's chunks is there. The hierarchy's thread.
 
-    def __init__(self, residency: Residency, policy: Policy) -> None:
+    Attributes:
+        seconds: that looking for what waits, and telling it, took so far.
+
+    """
+
+    def __init__(
+        self,
+        residency: Residency,
+        policy: Policy,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
         self._residency = residency
         self._policy = policy
+        self._clock = clock
+        self.seconds = 0.0
         self._waiting: OrderedDict[ChunkId, tuple[Run, Sequence[float]]] = OrderedDict()
 
     def measured(self, run: Run, heat: Sequence[float]) -> None:
@@ -38,18 +51,22 @@ class HeatInbox:
 
     def stored(self, runs: Iterable[Run]) -> None:
         """These chunks are in the arena now."""
-        for run, heat in self._waiting_for(runs):
-            self._policy.on_heat(run, heat)
+        self._tell(runs, self._policy.on_heat)
 
     def used(self, runs: Iterable[Run]) -> None:
         """A request starts with these, of which some may have come from a tier."""
+        self._tell(runs, self.measured)
+
+    def _tell(self, runs: Iterable[Run], tell: Callable[[Run, Sequence[float]], None]) -> None:
+        if not self._waiting:
+            return
+        begin = self._clock()
         for run, heat in self._waiting_for(runs):
-            self.measured(run, heat)
+            tell(run, heat)
+        self.seconds += self._clock() - begin
 
     def _waiting_for(self, runs: Iterable[Run]) -> Iterator[tuple[Run, Sequence[float]]]:
         """What waits for one of these chunks, which is to wait no more."""
-        if not self._waiting:
-            return
         for run in runs:
             for chunk in run.chunks:
                 waiting = self._waiting.pop(chunk, None)

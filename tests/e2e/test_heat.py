@@ -59,14 +59,14 @@ class Heard:
             self.told.append((run, list(heat)))
             tell(run, heat)
 
-        watch = engine.connector._heat_watch
-        pay = watch.spent
+        plan = engine.connector._heat_watch._plan
+        pay = plan.spent
 
-        def spent(cost: HeatCost) -> None:
+        def spent(cost: HeatCost, *, measured: bool = False) -> None:
             self.cost += cost
-            pay(cost)
+            pay(cost, measured=measured)
 
-        manager.measured, watch.spent = measured, spent
+        manager.measured, plan.spent = measured, spent
 
     def book(self, run: Run) -> np.ndarray:
         """``[layers, kv_heads, chunks]``."""

@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from kvtiers.connector.heat import (
     NO_COST,
+    NO_REPORT,
     NO_STEP,
     HeatCost,
     HeatJob,
@@ -196,11 +197,11 @@ def test_the_end_of_a_prompt_in_a_batch_is_measured_through_its_block_table() ->
     probe = probe_over(layer)
     probe.begin(step_of(job()))
     assert step.run(layer) == "output"
-    ((key, mass),) = probe.take().items()
+    ((key, mass),) = probe.report().readings.items()
     assert key == (7, 0, 1)
     expected = by_hand(step.query[6:11], step.keys, 16)
     torch.testing.assert_close(torch.from_numpy(mass), expected)
-    assert probe.take() == {}
+    assert probe.report().readings == {}
 
 
 def test_a_layers_soft_cap_is_measured_with() -> None:
@@ -208,7 +209,7 @@ def test_a_layers_soft_cap_is_measured_with() -> None:
     probe = probe_over(layer)
     probe.begin(step_of(job()))
     step.run(layer)
-    ((_, mass),) = probe.take().items()
+    ((_, mass),) = probe.report().readings.items()
     keys = step.keys.permute(1, 2, 0)
     expected = attention_mass(step.query[6:11], keys, 65, SCALE, 16, softcap=0.5)
     torch.testing.assert_close(torch.from_numpy(mass), expected)
@@ -227,7 +228,7 @@ def test_blocks_of_the_kernel_may_be_parts_of_the_managers() -> None:
     step.metadata.block_table = torch.tensor(((0, 5, 0), (4, 1, 2), (2, 4, 0)))
     step.cache, _ = stored(step.keys, [4, 1, 2], "vec")
     step.run(layer)
-    ((_, mass),) = probe.take().items()
+    ((_, mass),) = probe.report().readings.items()
     torch.testing.assert_close(torch.from_numpy(mass), by_hand(step.query[6:11], step.keys, 16))
 
 
@@ -237,10 +238,10 @@ def test_a_request_that_is_not_in_the_batch_gives_nothing(changes) -> None:
     probe = probe_over(layer)
     probe.begin(step_of(job()))
     step.run(layer)  # from here on the layer is trusted
-    probe.take()
+    probe.report()
     probe.begin(step_of(job(**changes)))
     step.run(layer)
-    assert probe.take() == {}
+    assert probe.report().readings == {}
 
 
 def test_without_a_job_and_without_metadata_nothing_is_measured() -> None:
@@ -252,7 +253,7 @@ def test_without_a_job_and_without_metadata_nothing_is_measured() -> None:
     probe.begin(step_of())
     step.metadata = metadata
     step.run(layer)
-    assert probe.take() == {}
+    assert probe.report().readings == {}
 
 
 def test_layers_take_turns_until_all_have_been_measured() -> None:
@@ -263,7 +264,7 @@ def test_layers_take_turns_until_all_have_been_measured() -> None:
         probe.begin(step_of(job(turn=turn)))
         for layer in layers:
             step.run(layer)
-        seen.append([number for _, number, _ in probe.take()])
+        seen.append([number for _, number, _ in probe.report().readings])
     assert seen == [[0, 4], [1, 5], [2, 6], [3]]
 
 
@@ -275,30 +276,157 @@ def test_a_prompt_is_told_once_all_of_it_has_arrived() -> None:
         step.run(layer)
     arrived = False
     probe._measured[1] = replace(probe._measured[1], ready=lambda: arrived)
-    assert probe.take() == {}
+    assert probe.report().readings == {}
     arrived = True
-    assert probe.take().keys() == {(7, 0, 1), (7, 1, 1)}
-    assert probe.take() == {}
+    assert probe.report().readings.keys() == {(7, 0, 1), (7, 1, 1)}
+    assert probe.report().readings == {}
 
 
-def test_a_step_costs_its_share_of_prompts_and_what_was_measured_in_it(monkeypatch) -> None:
+class Ticks:
+    """A clock of the host: each look at it takes a second, and of the processor a quarter."""
+
+    def __init__(self) -> None:
+        self.looks = 0
+
+    def __call__(self) -> tuple[float, float]:
+        self.looks += 1
+        return float(self.looks), self.looks / 4
+
+    def sleep(self, seconds: int) -> None:
+        self.looks += seconds
+
+
+def timed(probe: HeatProbe) -> Ticks:
+    """The probe's clock from here on."""
+    ticks = Ticks()
+    probe._clock = HeatClock("cpu", ticks)
+    return ticks
+
+
+def cost(probe_s: float, prefill_s: float = 0.0) -> HeatCost:
+    """By both clocks, where the processor's is ``Ticks``'."""
+    return HeatCost(probe_s, prefill_s, probe_s / 4, prefill_s / 4)
+
+
+def test_a_step_costs_its_share_of_prompts_and_all_that_the_probe_does_in_it() -> None:
     layers = [Layer(), Layer()]
     step, probe = Step(), probe_over(*layers)
-    now = 0.0
-
-    def advance() -> float:
-        nonlocal now
-        now += 1.0
-        return now
-
-    monkeypatch.setattr(probe._clock, "mark", advance)
-    probe.begin(step_of(job(), prefill=0.5))  # at 1
+    timed(probe)
+    probe.begin(step_of(job(), prefill=0.5))  # from 1 to 3, the step from 2
     for layer in layers:
-        step.run(layer)  # 2 to 3 and 4 to 5
-    assert probe.take_cost() == HeatCost(probe_s=2.0, prefill_s=0.5 * 5)
-    assert probe.take_cost() == NO_COST, "it is told once"
+        step.run(layer)  # 4 to 5 and 6 to 7
+    # From 8 on it is told, and the step ends at 9.
+    assert probe.report().cost == cost(2 + 1 + 1, 0.5 * (9 - 2))
+    assert not probe.report(), "it is told once"
+
+
+def test_what_a_report_takes_is_in_the_next() -> None:
+    probe = probe_over(Layer())
+    timed(probe)
+    probe.begin(step_of())  # 1 to 3
+    assert probe.report().cost == cost(2, 5 - 2)  # 4 to 6
+    probe.begin(step_of())  # 7 to 9
+    assert probe.report().cost == cost((6 - 4) + (9 - 7), 11 - 8)
+
+
+def test_getting_to_know_the_layers_is_in_the_cost(monkeypatch) -> None:
+    probe = probe_over(Layer())
+    ticks = timed(probe)
+    known = probe._known
+
+    def slowly() -> Any:
+        ticks.sleep(100)
+        return known()
+
+    monkeypatch.setattr(probe, "_known", slowly)
+    probe.begin(step_of(job()))
+    assert probe.report().cost.probe_s == 102
+    probe.begin(step_of(job()))
+    assert probe.report().cost.probe_s < 10, "they are known by now"
+
+
+def test_wrapping_the_layers_of_a_turn_is_in_the_cost(monkeypatch) -> None:
+    layers = [Layer() for _ in range(3)]
+    probe = probe_over(*layers)
+    ticks = timed(probe)
+    wrap = probe._wrap
+
+    def slowly(layer: Any) -> None:
+        ticks.sleep(100)
+        wrap(layer)
+
+    monkeypatch.setattr(probe, "_wrap", slowly)
+    probe.begin(step_of(job()))
+    assert probe.report().cost.probe_s == 302
+
+
+def test_bringing_what_was_measured_together_is_in_the_cost(monkeypatch) -> None:
+    step, layer = Step(), Layer()
+    probe = probe_over(layer)
+    ticks = timed(probe)
+    probe.begin(step_of(job()))
+    step.run(layer)
+
+    def slowly() -> bool:
+        ticks.sleep(100)
+        return True
+
+    probe._measured[0] = replace(probe._measured[0], ready=slowly)
+    first = probe.report().cost
+    probe.begin(step_of())
+    assert first.probe_s < 100 < probe.report().cost.probe_s
+
+
+def test_the_way_of_what_to_measure_is_in_the_cost() -> None:
+    probe = probe_over(Layer())
+    timed(probe)
+    probe.begin(HeatStep((), 1.0, post_s=100.0))
+    assert probe.report().cost == HeatCost(102.0, 3.0, 100.5, 0.75)
+
+
+def test_a_step_of_decodes_is_nobodys_prompt_and_looks_at_no_clock() -> None:
+    probe = probe_over(Layer())
+    ticks = timed(probe)
     probe.begin(NO_STEP)
-    assert probe.take_cost() == NO_COST, "a step of decodes is nobody's prompt"
+    assert probe.report() is NO_REPORT
+    assert ticks.looks == 0
+
+
+def test_a_layer_is_called_through_the_probe_only_when_it_is_its_turn() -> None:
+    layers = [Layer(), Layer(), Layer()]
+    layers[2].impl.forward = own = layers[2].impl.forward  # as if somebody else had put it there
+    step, probe = Step(), probe_over(*layers)
+
+    def wrapped() -> list[bool]:
+        return [vars(layer.impl).get("forward") not in (None, own) for layer in layers]
+
+    assert wrapped() == [False, False, False]
+    probe.begin(step_of(job()))
+    assert wrapped() == [True, True, True]
+    step.run(layers[0])
+    assert wrapped() == [False, True, True], "it was measured"
+    step.run(layers[2])
+    probe.report()
+    assert wrapped() == [False, False, False], "what was not called is left as it was"
+    assert layers[2].impl.forward is own
+
+
+def test_who_wraps_a_layer_that_is_measured_keeps_it_wrapped() -> None:
+    step, layer = Step(), Layer()
+    probe = probe_over(layer)
+    probe.begin(step_of(job()))
+    ours, calls = layer.impl.forward, []
+
+    def theirs(*args: Any, **kwargs: Any) -> Any:
+        calls.append(1)
+        return ours(*args, **kwargs)
+
+    layer.impl.forward = theirs
+    step.run(layer)
+    assert len(probe.report().readings) == 1
+    assert step.run(layer) == "output"
+    assert layer.impl.forward is theirs
+    assert len(calls) == 2
 
 
 def test_a_device_tells_what_was_spent_once_it_is_there(monkeypatch) -> None:
@@ -321,16 +449,21 @@ def test_a_device_tells_what_was_spent_once_it_is_there(monkeypatch) -> None:
             return (end.at - self.at) * 1000.0
 
     monkeypatch.setattr(torch, "Event", Event)
-    clock = HeatClock("cuda")
+    clock = HeatClock("cuda", Ticks())
     begin = clock.mark()
     clock.probed(clock.mark())  # events 2 and 3
     clock.computed(begin, 0.5)  # 1 to 4
     assert clock.take() == NO_COST
+    assert clock.waits
     Event.reached = 3
-    assert clock.take() == HeatCost(probe_s=1.0)
+    # A device's time is its processor's.
+    assert clock.take() == HeatCost(probe_s=1.0, probe_cpu_s=1.0)
     Event.reached = 4
-    assert clock.take() == HeatCost(prefill_s=1.5)
+    assert clock.take() == HeatCost(prefill_s=1.5, prefill_cpu_s=1.5)
     assert clock.take() == NO_COST
+    assert not clock.waits
+    clock.prepared(clock.now())
+    assert clock.take() == cost(1), "the host's is by its own"
 
 
 def test_little_is_measured_by_one_thread_and_much_by_all(monkeypatch) -> None:
@@ -388,7 +521,7 @@ def test_what_cannot_be_measured_is_told_once_and_left_alone(layer, why, caplog)
     (record,) = caplog.records
     assert "Attention heat is not measured" in record.getMessage()
     assert re.search(why, record.getMessage())
-    assert probe.take() == {}
+    assert probe.report().readings == {}
 
 
 def test_a_cache_with_other_bytes_than_were_stored_turns_the_probe_off(caplog) -> None:
@@ -399,7 +532,7 @@ def test_a_cache_with_other_bytes_than_were_stored_turns_the_probe_off(caplog) -
     with caplog.at_level(logging.WARNING):
         step.run(layer)
     assert "CPU_ATTN is not arranged as kvtiers knows it" in caplog.text
-    assert probe.take() == {}
+    assert probe.report().readings == {}
 
 
 def test_a_failure_of_the_measurement_never_reaches_the_engine(caplog) -> None:
@@ -411,7 +544,7 @@ def test_a_failure_of_the_measurement_never_reaches_the_engine(caplog) -> None:
         assert step.run(layer) == "output"
     assert "measuring layer 0 failed" in caplog.text
     probe.begin(step_of(job()))
-    assert probe.take() == {}
+    assert probe.report().readings == {}
 
 
 def test_a_rank_without_such_layers_says_so(caplog) -> None:

@@ -12,7 +12,7 @@ from hierarchy_kit import DictTier, Stack, prefix
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from kvtiers.connector import heat_share, heat_watch
-from kvtiers.connector.heat import HeatCost, HeatSettings
+from kvtiers.connector.heat import NO_REPORT, HeatCost, HeatReport, HeatSettings
 from kvtiers.connector.heat_book import HeatBook, HeatPlan
 from kvtiers.connector.heat_records import Prompt, decode, encode
 from kvtiers.connector.heat_share import HeatShare
@@ -305,17 +305,17 @@ def test_others_heat_is_in_the_averages_once_the_own_heads_are_known(engines: En
     strange = Prompt(prompt("c").chunks, measured(3, 0, heads=5))
     engines.tell(0, prompt("a"), strange)
     made._share.exchange(tell=False)
-    assert list(made.told({})) == []
-    made.spent(HeatCost(prefill_s=60.0))
+    assert list(made.told(NO_REPORT)) == []
+    made._plan.spent(HeatCost(prefill_s=60.0, prefill_cpu_s=60.0))
     made._plan.job(Run(prompt("b").chunks), [1, 2, 3, 4, 5, 6], 0, 24)
-    own, others = made.told({(1, 0, 0): measured(3, 0)[0]})
+    own, others = made.told(HeatReport({(1, 0, 0): measured(3, 0)[0]}))
     assert own[0].chunks == prompt("b").chunks[1:]
     assert others[0].chunks == prompt("a").chunks[1:]
     expected = np.mean([mass[:, 1:] for mass in prompt("a").measured.values()], axis=(0, 1))
     assert others[1] == pytest.approx(expected.tolist())
     made._share.exchange(tell=True)
     assert same(engines.hear(0), [Prompt(prompt("b").chunks, measured(3, 0))])
-    assert list(made.told({})) == []
+    assert list(made.told(NO_REPORT)) == []
 
 
 def test_a_step_takes_in_a_few_of_many(engines: Engines, monkeypatch) -> None:
@@ -325,7 +325,20 @@ def test_a_step_takes_in_a_few_of_many(engines: Engines, monkeypatch) -> None:
     made.book.note(Run((b"x",)), {0: np.ones((2, 1), np.float32)})
     engines.tell(0, *map(prompt, "abc"))
     made._share.exchange(tell=False)
-    assert [len(list(made.told({}))) for _ in range(3)] == [2, 1, 0]
+    assert [len(list(made.told(NO_REPORT))) for _ in range(3)] == [2, 1, 0]
+
+
+def test_what_the_exchange_takes_is_in_the_cost(engines: Engines, monkeypatch) -> None:
+    made = watch()
+    made._share = engines.share(0, spent=lambda: 0.25)
+    made._share.start()
+    made._share.close()
+    told = []
+    monkeypatch.setattr(made._plan, "delayed", lambda seconds, **_: told.append(seconds))
+    made._clock = lambda: 0.0
+    for _ in range(2):
+        list(made.told(NO_REPORT))
+    assert told == [0.25, 0.0]
 
 
 def test_who_watches_tells_the_rest_at_the_end(engines: Engines) -> None:

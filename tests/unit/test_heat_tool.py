@@ -11,6 +11,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from kvtiers.connector.heat import HeatCost
 from kvtiers.connector.heat_log import HeatLog, read
 from kvtiers.policies import Run
 from kvtiers.tools import cli, heat
@@ -142,6 +143,7 @@ def test_what_cannot_be_shown_says_why(options, text, problem, llama, tmp_path, 
     [
         ("nope/x.png", "--png nope/x.png: there is no folder nope."),
         ("x.gif", "--png x.gif: name a file that ends in .png."),
+        ("/proc/x.png", "--png /proc/x.png: it can't be written: No such file or directory."),
         ("folder.PNG", "--png folder.PNG: that is a folder; name a file."),
         ("linked.png", "--png linked.png: that file is to be read, and would be written over."),
     ],
@@ -336,19 +338,27 @@ def test_the_table_has_each_prompt_and_their_mean(llama, pairs, tmp_path, capsys
 
 
 @pytest.mark.parametrize(
-    ("inside", "measured", "code"),
-    [([0.02, 0.0], True, 0), ([0.03, 0.0], True, 1), ([0.0, 0.0], False, 1)],
+    ("cpu", "wall", "measured", "code"),
+    [
+        ([0.02, 0.0], 0.0, True, 0),
+        ([0.03, 0.0], 0.0, True, 1),
+        ([0.0, 0.0], 0.06, True, 1),
+        ([0.0, 0.0], 0.0, False, 1),
+    ],
 )
-def test_the_cost_is_what_of_all_cpu_time_was_inside_the_probe(
-    inside, measured, code, monkeypatch, tmp_path, capsys
+def test_the_cost_is_what_of_all_time_was_inside_the_probe(
+    cpu, wall, measured, code, monkeypatch, tmp_path, capsys
 ) -> None:
+    account = HeatCost(0.1, 5.0, 0.015, 1.0)
     pairs = [
-        heat_cost.Pair(5.0, 5.0, 1.0, 1.0, probe_s=0.0, probe_cpu_s=seconds, measured=measured)
-        for seconds in inside
+        heat_cost.Pair(5.0, 5.0, 1.0, 1.0, wall, seconds, account, measured=measured)
+        for seconds in cpu
     ]
     monkeypatch.setattr(heat_cost, "_measure", lambda *_: iter(pairs))
     assert heat_cost.main(["--model", str(tmp_path)]) == code
-    assert f"{sum(inside) / 2:.2%} of the prefill's CPU time" in capsys.readouterr().out
+    told = capsys.readouterr().out
+    assert f"{sum(cpu) / 2:.2%} of the prefill's CPU time, {wall / 5:.2%} of wall time" in told
+    assert "in the budget's account: 1.50% of CPU time, 2.00% of wall time" in told
 
 
 def test_a_damaged_pair_is_named_by_its_line(pairs: Path) -> None:
