@@ -12,8 +12,9 @@ A fit takes longer than a scheduler may wait, so it is done in pieces.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate, pairwise
 from typing import Final
 
 import numpy as np
@@ -35,7 +36,8 @@ FALLING: Final = 0.3 / (EDGES + 10.0)
 # Groups of ages that have coefficients of their own: the half octaves that each begins with.
 _CUTS = np.array([0, 5, 7, 9, 11, 13, 15, 16, 18])
 GROUPS: Final = len(_CUTS)
-GROUP_OF: Final = np.searchsorted(_CUTS, np.arange(BINS), side="right") - 1
+_EACH: Final = np.arange(BINS)
+GROUP_OF: Final = np.searchsorted(_CUTS, _EACH, side="right") - 1
 
 # Outputs that stand for one that is not known yet.
 OUTPUTS: Final = 5
@@ -56,6 +58,9 @@ MOST: Final = 5.0
 _FEW = 20
 # Observations looked at in one piece of the work: about a millisecond.
 PIECE: Final = 1024
+# Multiplications of a product of matrices that OpenBLAS leaves to one thread: to wake others takes
+# longer than all of them.
+_ONE_THREAD = 1 << 18
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,13 +176,15 @@ class Fit:
         yield from self._prove()
         families, at_risk = list[_Family](), np.zeros(BINS)
         for members in FAMILIES:
-            rows = np.flatnonzero(np.isin(self._seen.strata, members))
-            family = _Family(members, len(rows))
+            # One stratum after the other, so that each of them is a slice.
+            each = [np.flatnonzero(self._seen.strata == stratum) for stratum in members]
+            rows = np.concatenate(each)
+            family = _Family(members, [len(found) for found in each])
             for part in _parts(rows):
                 at_risk += family.take(self._seen, part)
                 yield len(part)
             if len(rows) < _FEW:
-                self._bare += family.exposure(np.zeros((GROUPS, FEATURES)))
+                self._bare += family.bare()
                 continue
             family.scale(self.hazards)
             families.append(family)
@@ -221,46 +228,58 @@ class Fit:
 
     def _improve(self, family: _Family) -> Iterator[int]:
         """One of Newton's steps for each group of ages."""
-        before = self.hazards.coefficients[family.members[0]]
-        mean, after = before.mean(axis=0), np.empty_like(before)
+        some = family.varying
+        before = self.hazards.coefficients[family.members[0]][:, some]
+        mean, steps = before.mean(axis=0), np.zeros_like(before)
+        family.expect(self.hazards.base)
         for group in range(GROUPS):
-            rows = family.at_risk(group)
-            gradient, curvature = np.zeros(FEATURES + 1), np.zeros((FEATURES + 1, FEATURES + 1))
+            rows, derivatives = family.at_risk(group), np.zeros((len(some) + 1, len(some) + 2))
             for part in _parts(rows):
-                family.sum_up(part, group, before[group], self.hazards.base, gradient, curvature)
+                derivatives += family.derivatives(part, group)
                 yield len(part)
-            after[group] = mean
             if len(rows):
-                step = _step(before[group], mean, gradient, curvature)
-                after[group] = before[group] + family.within_reach(rows, step)
-        self.hazards.coefficients[list(family.members)] = after
+                steps[group] = _step(before[group], mean, derivatives)
+        after = before + family.within_reach(steps)
+        for group in range(GROUPS):
+            if not len(family.at_risk(group)):
+                after[group] = mean
+        for stratum in family.members:
+            self.hazards.coefficients[stratum][:, some] = after
 
 
 class _Family:
     """The observations of the strata of a family, as the fit needs them.
 
-    Attributes:
+    Args:
         members: strata.
+        sizes: how many observations of each; they come one stratum after the other.
+
+    Attributes:
         size: how many observations.
+        varying: the features that vary. The others say nothing, and are not looked at.
 
     """
 
-    def __init__(self, members: tuple[int, ...], size: int) -> None:
+    def __init__(self, members: tuple[int, ...], sizes: Sequence[int]) -> None:
         self.members = members
-        self.size = size
+        self.size = size = sum(sizes)
+        self.varying: Ints = np.arange(FEATURES)
+        self._ends = [0, *accumulate(sizes)]
         self._filled = 0
-        self._strata = np.zeros(size, np.int64)
         # The last column is 1: the level, which the hazards of the strata take up.
         self._features = np.ones((size, FEATURES + 1), np.float32)
         self._times = np.zeros((size, BINS), np.float32)
         self._used = np.zeros(size, np.float32)
         self._group = np.zeros(size, np.int64)
+        # Of each group of ages: the factor of the hazard, the events expected, who is at risk.
+        self._factors = np.empty((size, GROUPS), np.float32)
+        self._expected = np.empty((size, GROUPS), np.float32)
+        self._at_risk: dict[int, Ints] = {}
 
     def take(self, seen: Observations, rows: Ints) -> Shorts:
         """Take in some observations. Returns their time at risk by half octave."""
         part = slice(self._filled, self._filled + len(rows))
         self._filled = part.stop
-        self._strata[part] = seen.strata[rows]
         self._features[part, :-1] = seen.features[rows]
         times = self._times[part] = _times(seen, rows)
         self._used[part] = seen.used[rows] * seen.weight[rows]
@@ -279,51 +298,83 @@ class _Family:
         counts = np.maximum(known.sum(axis=0), 1)
         filled = np.where(known, features, 0).astype(np.float64)
         mean = filled.sum(axis=0) / counts
-        spread = np.sqrt(np.maximum((filled**2).sum(axis=0) / counts - mean**2, 0))
+        squares = np.einsum("ij,ij->j", filled, filled) / counts
+        spread = np.sqrt(np.maximum(squares - mean**2, 0))
         # What does not vary says nothing.
         spread[spread < 1e-4] = np.inf
         same = np.isfinite(spread)
         rescaled = np.where(same, spread, 0) / hazards.scale[members[0]]
         hazards.coefficients[members] *= np.where(np.isfinite(rescaled), rescaled, 0)
         hazards.mean[members], hazards.scale[members] = mean, spread
-        self._features[:, :-1] = _scaled(features, mean, spread)
+        some = self.varying = np.flatnonzero(same)
+        scaled = np.ones((self.size, len(some) + 1), np.float32)
+        scaled[:, :-1] = _scaled(features[:, some], mean[some], spread[some])
+        self._features = scaled
+
+    def bare(self) -> Floats:
+        """Time at risk by stratum and half octave."""
+        found = np.zeros((STRATA, BINS))
+        for stratum, part in self._blocks():
+            found[stratum] += self._times[part].sum(axis=0)
+        return found
 
     def exposure(self, coefficients: Floats) -> Floats:
-        """Time at risk by stratum and half octave, as if all had the stratum's own hazard."""
+        """The same as if all had the stratum's own hazard."""
         found = np.zeros((STRATA, BINS))
-        factors = _factors(self._features[:, :-1] @ coefficients.T.astype(np.float32))
-        weighted = self._times * factors[:, GROUP_OF]
-        for stratum in self.members:
-            found[stratum] = weighted[self._strata == stratum].sum(axis=0)
+        slopes = coefficients[:, self.varying].T.astype(np.float32)
+        for stratum, part in self._blocks():
+            factors = self._factors[part] = _factors(self._features[part, :-1] @ slopes)
+            found[stratum] += (self._times[part].T @ factors)[_EACH, GROUP_OF]
         return found
+
+    def expect(self, base: Floats) -> None:
+        """How many events these hazards expect, by group of ages, with the factors as they are."""
+        hazards = np.zeros((STRATA, BINS, GROUPS), np.float32)
+        hazards[:, _EACH, GROUP_OF] = base
+        for stratum, part in self._blocks():
+            self._expected[part] = (self._times[part] @ hazards[stratum]) * self._factors[part]
 
     def at_risk(self, group: int) -> Ints:
         """Observations that have to do with a group of ages."""
-        times = self._times[:, group == GROUP_OF].any(axis=1)
-        return np.flatnonzero(times | ((self._group == group) & (self._used > 0)))
+        if group not in self._at_risk:
+            times = self._times[:, group == GROUP_OF].any(axis=1)
+            used = (self._group == group) & (self._used > 0)
+            self._at_risk[group] = np.flatnonzero(times | used)
+        return self._at_risk[group]
 
-    def within_reach(self, rows: Ints, step: Floats) -> Floats:
-        """As much of a step as changes the logarithm of no hazard by too much.
+    def within_reach(self, steps: Floats) -> Floats:
+        """As much of each group's step as changes the logarithm of no hazard by too much.
 
         Newton's method trusts the curvature where it stands: from hazards that are far too low it
         steps far beyond the ones that are right.
         """
-        change = np.abs(self._features[rows, :-1] @ step.astype(np.float32)).max()
-        return step / max(1.0, float(change) / _LARGEST)
+        changes = np.empty((self.size, GROUPS), np.float32)
+        for _, part in self._blocks():
+            changes[part] = np.abs(self._features[part, :-1] @ steps.T.astype(np.float32))
+        largest = [changes[self.at_risk(group), group].max(initial=0) for group in range(GROUPS)]
+        found: Floats = steps / np.maximum(1.0, np.array(largest)[:, None] / _LARGEST)
+        return found
 
-    def sum_up(
-        self, rows: Ints, group: int, coefficients: Floats, base: Floats, gradient: Floats,
-        curvature: Floats,
-    ) -> None:  # fmt: skip
-        """Add up the derivatives of the likelihood of some observations."""
-        bins = np.flatnonzero(group == GROUP_OF)
-        features = self._features[rows]
-        hazards = base[np.ix_(self._strata[rows], bins)].astype(np.float32)
-        expected = np.einsum("ij,ij->i", self._times[np.ix_(rows, bins)], hazards)
-        expected *= _factors(features[:, :-1] @ coefficients.astype(np.float32))
-        observed = self._used[rows] * (self._group[rows] == group)
-        gradient += features.T @ (observed - expected)
-        curvature += (features * expected[:, None]).T @ features
+    def derivatives(self, rows: Ints, group: int) -> Shorts:
+        """Of the likelihood of some observations: the second, and in the last column the first."""
+        n = self._features.shape[1]
+        found, each = np.zeros((n, n + 1), np.float32), _ONE_THREAD // (n * (n + 1))
+        for begin in range(0, len(rows), each):
+            part = rows[begin : begin + each]
+            features, expected = self._features[part], self._expected[part, group]
+            weighted = np.empty((len(part), n + 1), np.float32)
+            np.multiply(features, expected[:, None], out=weighted[:, :-1])
+            observed = self._used[part] * (self._group[part] == group)
+            np.subtract(observed, expected, out=weighted[:, -1])
+            found += features.T @ weighted
+        return found
+
+    def _blocks(self) -> Iterator[tuple[int, slice]]:
+        """All observations of each stratum, as many at once as one thread may see to."""
+        each = _ONE_THREAD // (BINS * GROUPS)
+        for stratum, (begin, end) in zip(self.members, pairwise(self._ends), strict=True):
+            for first in range(begin, end, each):
+                yield stratum, slice(first, min(end, first + each))
 
 
 def _times(seen: Observations, rows: Ints) -> Shorts:
@@ -340,13 +391,14 @@ def _between(begin: Floats, end: Floats) -> Floats:
     return found
 
 
-def _step(before: Floats, mean: Floats, gradient: Floats, curvature: Floats) -> Floats:
+def _step(before: Floats, mean: Floats, derivatives: Floats) -> Floats:
     """Newton's, after the level is taken out, which is the hazards' to find."""
+    curvature, gradient = derivatives[:, :-1], derivatives[:, -1]
     level, total = curvature[:-1, -1], curvature[-1, -1] + 1.0
     ridge = _GROUP_EVENTS + _EVENTS / GROUPS
     slope = gradient[:-1] - level * gradient[-1] / total
     slope -= _GROUP_EVENTS * (before - mean) + _EVENTS / GROUPS * before
-    bend = curvature[:-1, :-1] - np.outer(level, level) / total + ridge * np.eye(FEATURES)
+    bend = curvature[:-1, :-1] - np.outer(level, level) / total + ridge * np.eye(len(before))
     step: Floats = np.linalg.solve(bend, slope)
     return step
 
