@@ -33,8 +33,9 @@ class Tier:
         reason: str = "stop",
         agent: str = "",
         tenant: str = "",
+        output: int | None = 100,
     ) -> int:
-        """Hit length of the prompt."""
+        """Hit length of the prompt, of which the answer has so many tokens or goes on."""
         self.now, self.served = now, self.served + 1
         run = Run(prompt)
         request = PolicyRequest(
@@ -47,9 +48,16 @@ class Tier:
             self.policy.on_access(run.head(hit), request, "cpu")
         self.policy.on_start(request)
         self.store(run.tail(hit), set(prompt))
-        request.output_tokens, request.finish_reason = 100, reason
-        self.policy.on_finish(request)
+        if output is not None:
+            request.output_tokens, request.finish_reason = output, reason
+            self.policy.on_finish(request)
         return hit
+
+    def chance(self, prompt: Sequence[int], within: float) -> float:
+        """How likely the end of a prompt is used within so many seconds."""
+        of_each = self.policy.reuse(Run(prompt), within)
+        assert of_each is not None
+        return of_each[-1]
 
     def store(self, run: Run, used: set[int]) -> None:
         run = run.head(self.policy.admit(run, "cpu"))
@@ -225,6 +233,55 @@ def test_what_nobody_knows_is_not_expected_back() -> None:
     assert of_each is not None
     assert len(of_each) == 4
     assert max(of_each) < 0.1
+
+
+def test_a_prefix_that_many_share_is_known_to_return_though_none_of_them_does() -> None:
+    tier, head = Tier(PrefixReusePolicy, 400), range(10)
+    for number in range(200):
+        tail = range(20 * number + 100, 20 * number + 110)
+        tier.serve(10.0 * number, [*head, *tail], f"s{number}")
+    assert tier.chance(head, 20.0) > 0.4
+    assert tier.chance([*head, *tail], 20.0) < 0.1
+
+
+def test_what_sessions_leave_is_known_to_return_where_they_come_back_to_it() -> None:
+    """They try two ends of a prompt in turn, among prompts that never return."""
+    tier, ids, now = Tier(PrefixReusePolicy, 400), iter(range(10**9)), 0.0
+
+    def new(chunks: int) -> list[int]:
+        return list(islice(ids, chunks))
+
+    for number in range(61):
+        head, ends = new(6), (new(4), new(4))
+        for turn in range(8 if number < 60 else 2):
+            now += 10.0
+            tier.serve(now, head + ends[turn % 2], f"s{number}")
+            tier.serve(now + 0.5, new(10), f"once at {now}")
+    assert tier.chance(head + ends[0], 30.0) > 0.25
+
+
+def test_the_answer_says_nothing_of_a_prompt_that_is_asked_again_as_it_was() -> None:
+    """But of a conversation: those here go on after short answers, and end with a long one."""
+    tier, rng, now = Tier(PrefixReusePolicy, 400), random.Random(1), 0.0
+    ids = iter(range(10**9))
+    for number in range(200):
+        prompt, short = list(islice(ids, 4)), True
+        while short:
+            now, short = now + 5.0, rng.random() < 0.7
+            tier.serve(now, prompt, f"s{number}", output=10 if short else 1000)
+            prompt += islice(ids, 2)
+    prompts = [list(islice(ids, 4)) for _ in range(5)]
+    twice, once = prompts[:3], prompts[3:]
+    for prompt in twice:
+        tier.serve(now + 5.0, prompt)
+    answers = (10, 1000, None)
+    for prompt, output in [*zip(twice, answers, strict=True), *zip(once, answers, strict=False)]:
+        tier.serve(now + 15.0, prompt, output=output)
+    short, long, unanswered = (tier.chance(prompt, 20.0) for prompt in twice)
+    assert short == long == unanswered
+    short, long = (tier.chance(prompt, 20.0) for prompt in once)
+    assert short > 0.8
+    assert long < 0.1
 
 
 def test_an_agent_does_not_leave_behind_what_its_session_needs() -> None:
