@@ -191,7 +191,7 @@ class PrefixReusePolicy(Policy):
             return len(run)
         mark, _ = self._mark_for(run, 0, before)
         ranked = self._ranks[tier].ascending(now, self._news)
-        (worth,) = self._marks.worth_of_few((mark,), now)
+        worth = self._marks.worth_of_one(mark, now)
         self._marks.hold(mark, -1)
         gained = 0
         for score, node in ranked:

@@ -32,7 +32,7 @@ from kvtiers.policies.reuse_fit import (
     Shorts,
     bins_of,
 )
-from kvtiers.policies.reuse_unfinished import Unfinished
+from kvtiers.policies.reuse_point import Point
 
 _WIDTHS: Final = np.diff(EDGES)
 _EDGE_LIST: Final[list[float]] = EDGES.tolist()
@@ -58,7 +58,7 @@ class HazardLearner:
         self._fit: Fit | None = None
         self._pieces: Iterator[int] = iter(())
         # Of each stratum, as far as somebody asked since the last fit.
-        self._unfinished: list[Unfinished | None] = [None] * STRATA
+        self._points: list[Point | None] = [None] * STRATA
 
     @property
     def busy(self) -> bool:
@@ -76,7 +76,7 @@ class HazardLearner:
             done = next(self._pieces, None)
             if done is None:
                 self._hazards, self._fit = self._fit.hazards, None
-                self._unfinished = [None] * STRATA
+                self._points = [None] * STRATA
                 self.fits += 1
             else:
                 observations -= done
@@ -114,15 +114,18 @@ class HazardLearner:
             index[~unknown] = self._curves(strata[~unknown], features[~unknown], ages[~unknown])
         return index
 
-    def of_unfinished(self, stratum: int, features: Shorts, age: float) -> float:
-        """The index at one age of one class of which the output is not known."""
+    def at(self, stratum: int, features: Shorts, age: float) -> float:
+        """The index of one class at one age."""
         b, part = _place(age)
-        if not self._hazards.proof.holds:
-            return _between(_BY_AGE.item(b), _BY_AGE.item(b + 1), part)
-        known = self._unfinished[stratum]
-        if known is None:
-            known = self._unfinished[stratum] = Unfinished(self._hazards, stratum)
-        return _between(*known.index(features, b), part)
+        if self._hazards.proof.holds:
+            point = self._points[stratum]
+            if point is None:
+                point = self._points[stratum] = Point(self._hazards, stratum)
+            begin, end = point.index(features, b)
+        else:
+            begin, end = _BY_AGE.item(b), _BY_AGE.item(b + 1)
+        share = _LEFT_SHARE if stratum == LEFT else 1.0
+        return share * _between(begin, end, part)
 
     def chances(self, strata: Ints, features: Shorts, ages: Floats, within: float) -> Floats:
         """Probability that what has these ages is used within so many seconds."""

@@ -8,11 +8,10 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
-from math import isnan
 
 import numpy as np
 import numpy.typing as npt
-from kvtiers.policies.reuse_classes import ANY, FEATURES, OUTPUT, UseClass
+from kvtiers.policies.reuse_classes import ANY, FEATURES, UseClass
 from kvtiers.policies.reuse_fit import BINS, Floats
 from kvtiers.policies.reuse_hazard import HazardLearner, at_age, at_ages
 
@@ -93,17 +92,17 @@ class Marks:
 
     def worth_of_few(self, marks: Sequence[int], now: float) -> list[float]:
         """The same for as few as numpy takes longer to be called for than to compute."""
-        stale = {mark for mark in marks if self._stale[mark] or self._old[mark]}
-        # They change before many ask, so only what is asked for is computed.
-        unfinished = {mark for mark in stale if isnan(self._features.item(mark, OUTPUT.start))}
-        if finished := stale - unfinished:
-            self._value_few(finished)
-        return [
-            self._of_unfinished(mark, now)
-            if mark in unfinished
-            else at_age(self._curves, mark, now - self._since.item(mark))
-            for mark in marks
-        ]
+        if stale := {mark for mark in marks if self._stale[mark] or self._old[mark]}:
+            self._value_few(stale)
+        curves, since = self._curves, self._since
+        return [at_age(curves, mark, now - since.item(mark)) for mark in marks]
+
+    def worth_of_one(self, mark: int, now: float) -> float:
+        """The same for one that may be asked for only once."""
+        age = now - self._since.item(mark)
+        if self._stale[mark] or self._old[mark]:
+            return self._learner.at(self._strata.item(mark), self._features[mark], age)
+        return at_age(self._curves, mark, age)
 
     def chances(self, marks: Sequence[int], now: float, within: float) -> list[float]:
         """Probability that what has each mark is used within so many seconds from now."""
@@ -113,10 +112,6 @@ class Marks:
         return [float(chance) for chance in found]
 
     # Parts ------------------------------------------------------------------
-
-    def _of_unfinished(self, mark: int, now: float) -> float:
-        stratum, age = self._strata.item(mark), now - self._since.item(mark)
-        return self._learner.of_unfinished(stratum, self._features[mark], age)
 
     def _value_few(self, stale: set[int]) -> None:
         if self._known_at != self._learner.fits or len(self._known) > _MOST_KNOWN:

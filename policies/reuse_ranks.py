@@ -186,7 +186,7 @@ class Ranks:
         def worth(node: int) -> float:
             mark = self._nodes.mark_of(node)
             if mark not in known:
-                (known[mark],) = self._marks.worth_of_few([mark], now)
+                known[mark] = self._marks.worth_of_one(mark, now)
             return known[mark]
 
         return worth

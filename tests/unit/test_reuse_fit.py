@@ -4,7 +4,7 @@ from dataclasses import astuple, replace
 
 import numpy as np
 import pytest
-from kvtiers.policies.reuse_classes import FEATURES, OWN, SHARED
+from kvtiers.policies.reuse_classes import FEATURES, LEFT, OWN, SHARED
 from kvtiers.policies.reuse_fit import Observations
 from kvtiers.policies.reuse_hazard import HazardLearner, at_age, at_ages
 from reuse_samples import features, fitted, observed, quick_and_slow
@@ -41,13 +41,16 @@ def test_the_index_of_a_constant_hazard_is_the_hazard_once_that_tells_more_than_
 
 
 @pytest.mark.parametrize("fits", [1, 2])
-def test_what_has_no_output_yet_is_worth_the_mean_over_outputs_at_every_age(fits: int) -> None:
+@pytest.mark.parametrize("output", [-1, 5, 200])
+@pytest.mark.parametrize("stratum", [OWN, SHARED, LEFT])
+def test_at_every_age_one_class_is_worth_what_its_curve_says(
+    fits: int, output: int, stratum: int
+) -> None:
     seen, _ = quick_and_slow(3000)
-    learner, (unknown,) = fitted(*[seen] * fits), features(-1, 1)
-    curves = learner.curves(np.array([OWN]), unknown[None])
+    learner, (row,) = fitted(*[seen] * fits), features(output, 1)
+    curves = learner.curves(np.array([stratum]), row[None])
     for age in (-1.0, 0.0, 1.0, 2.0, 37.0, 400.0, 64_000.0, 1e6):
-        expected = at_age(curves, 0, age)
-        assert learner.of_unfinished(OWN, unknown, age) == pytest.approx(expected, rel=1e-5)
+        assert learner.at(stratum, row, age) == pytest.approx(at_age(curves, 0, age), rel=1e-5)
 
 
 def test_from_an_age_on_the_index_is_the_same_if_it_is_asked_for_only_from_there() -> None:
