@@ -217,6 +217,18 @@ class DemotingLru(LruPolicy):
         return self.tiers[1].name if len(self.tiers) > 1 and from_tier == "cpu" else None
 
 
+class ToldOfHeat(LruPolicy):
+    """Notes what it is told of heat, of which it has to have the chunks by then."""
+
+    def setup(self) -> None:
+        super().setup()
+        self.heard: list[tuple[Run, list[float]]] = []
+
+    def on_heat(self, run: Run, heat: Sequence[float]) -> None:
+        assert run.chunks[-1] in list(self.victims("cpu", 1))
+        self.heard.append((run, list(heat)))
+
+
 class Stack:
     """A hierarchy with manual workers and a clock, and an engine's way of using it."""
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hierarchy_kit import DictTier, Stack, prefix
+from hierarchy_kit import DictTier, Stack, ToldOfHeat, prefix
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from kvtiers.connector import heat_share, heat_watch
@@ -18,7 +18,6 @@ from kvtiers.connector.heat_records import Prompt, decode, encode
 from kvtiers.connector.heat_share import HeatShare
 from kvtiers.connector.heat_watch import HeatWatch
 from kvtiers.policies import Run
-from kvtiers.policies.lru import LruPolicy
 from kvtiers.tiers import Namespace
 from kvtiers.tiers.base import ALIGNMENT, Tier, WriteOutcome
 from kvtiers.tiers.fs import FsTier
@@ -283,17 +282,6 @@ def test_a_tier_that_raises_is_told_once_and_ends_nothing(engines: Engines, monk
 # What the scheduler makes of it -----------------------------------------------------
 
 
-class Told(LruPolicy):
-    """Notes what it is told of heat."""
-
-    def setup(self) -> None:
-        super().setup()
-        self.heard: list[tuple[Run, list[float]]] = []
-
-    def on_heat(self, run: Run, heat: Sequence[float]) -> None:
-        self.heard.append((run, list(heat)))
-
-
 def watch(*, shares: bool = True) -> HeatWatch:
     plan = HeatPlan(HeatSettings(), 0, 4, 8, 1)
     return HeatWatch(plan, HeatBook(layers=8), shares=shares)
@@ -383,7 +371,7 @@ def test_without_a_shared_tier_it_says_so(caplog) -> None:
 def test_a_policy_hears_of_loaded_chunks_when_they_are_used() -> None:
     tier, run = DictTier(), prefix("a", 3)
     tier.put(run)
-    stack = Stack(8, {"far": tier}, policy=Told)
+    stack = Stack(8, {"far": tier}, policy=ToldOfHeat)
     stack.h.measured(run.tail(1), [0.1, 0.2])
     stack.begin("r", run)
     stack.settle()

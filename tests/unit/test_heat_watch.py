@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hierarchy_kit import Stack, prefix
+from hierarchy_kit import Stack, ToldOfHeat, prefix
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from kvtiers.connector import heat_book
@@ -32,7 +32,6 @@ from kvtiers.connector.heat_probe import HeatProbe
 from kvtiers.connector.heat_watch import HeatWatch
 from kvtiers.connector.transfer import TieredMetadata, TieredWorkerMetadata
 from kvtiers.policies import Run
-from kvtiers.policies.lru import LruPolicy
 from kvtiers.tiers import Namespace
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading.common import (
     OffloadingConnectorMetadata,
@@ -464,7 +463,7 @@ def test_the_way_of_what_was_measured_is_in_the_cost() -> None:
 
 def test_what_the_policy_hears_later_is_in_the_cost(monkeypatch) -> None:
     account = Account()
-    stack = Stack(8, policy=Told)
+    stack = Stack(8, policy=ToldOfHeat)
     monkeypatch.setattr(stack.h._heat, "_clock", lambda: account.now)
     hear = stack.h.policy.on_heat
 
@@ -537,20 +536,8 @@ def test_messages_tell_what_their_way_took_on_both_sides(monkeypatch) -> None:
 # The hierarchy ----------------------------------------------------------------
 
 
-class Told(LruPolicy):
-    """Notes what it is told of heat, and what it held then."""
-
-    def setup(self) -> None:
-        super().setup()
-        self.heard: list[tuple[Run, list[float]]] = []
-
-    def on_heat(self, run: Run, heat: Sequence[float]) -> None:
-        assert run.chunks[-1] in list(self.victims("cpu", 1))
-        self.heard.append((run, list(heat)))
-
-
 def test_the_policy_hears_once_the_chunks_are_stored() -> None:
-    stack = Stack(8, policy=Told)
+    stack = Stack(8, policy=ToldOfHeat)
     chunks = prefix("a", 3)
     stack.h.measured(chunks.tail(1), [0.1, 0.2])
     assert stack.h.policy.heard == []
@@ -563,7 +550,7 @@ def test_the_policy_hears_once_the_chunks_are_stored() -> None:
 
 
 def test_what_was_measured_before_a_reset_is_forgotten() -> None:
-    stack = Stack(8, policy=Told)
+    stack = Stack(8, policy=ToldOfHeat)
     stack.h.measured(prefix("a", 2), [0.1, 0.2])
     stack.h.reset(Namespace("second"))
     stack.h.flushed()
@@ -573,7 +560,7 @@ def test_what_was_measured_before_a_reset_is_forgotten() -> None:
 
 def test_prompts_that_are_never_stored_do_not_pile_up(monkeypatch) -> None:
     monkeypatch.setattr("kvtiers.tiers.heat._MOST_WAITING", 1)
-    stack = Stack(8, policy=Told)
+    stack = Stack(8, policy=ToldOfHeat)
     for name in "ab":
         stack.h.measured(prefix(name, 2), [0.1, 0.2])
     for name in "ab":
