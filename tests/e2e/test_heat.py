@@ -84,6 +84,10 @@ def heard(
 
 def test_the_probe_measures_the_models_attention(llama: Path) -> None:
     with heard(llama, max_num_batched_tokens=400) as engine:
+        # What the first takes is known before there is another.
+        engine.engine.ask(THIRD, max_tokens=1)
+        assert len(engine.told) == 1
+        engine.told.clear()
         # Two at once, in several steps each, and the ends of both in one batch.
         engine.engine.ask_all([FIRST, SECOND], max_tokens=4)
         assert len(engine.told) == 2
