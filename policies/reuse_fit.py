@@ -271,6 +271,8 @@ class _Family:
         self._times = np.zeros((size, BINS), np.float32)
         self._used = np.zeros(size, np.float32)
         self._group = np.zeros(size, np.int64)
+        # Of each feature: how many there are, their sum, and that of their squares.
+        self._known, self._sums, self._squares = np.zeros((3, FEATURES + 1))
         # Of each group of ages: the factor of the hazard, the events expected, who is at risk.
         self._factors = np.empty((size, GROUPS), np.float32)
         self._expected = np.empty((size, GROUPS), np.float32)
@@ -284,21 +286,22 @@ class _Family:
         times = self._times[part] = _times(seen, rows)
         self._used[part] = seen.used[rows] * seen.weight[rows]
         self._group[part] = GROUP_OF[bins_of(seen.end[rows])]
+        known = ~np.isnan(self._features[part])
+        filled = np.where(known, self._features[part], 0).astype(np.float64)
+        self._known += known.sum(axis=0)
+        self._sums += filled.sum(axis=0)
+        self._squares += (filled**2).sum(axis=0)
         at_risk: Shorts = times.sum(axis=0)
         return at_risk
 
     def scale(self, hazards: Hazards) -> None:
         """Measure features from their means in units of their spread."""
-        features = self._features[:, :-1]
-        members = list(self.members)
-        ranked = features[np.argsort(features[:, OUTPUT.stop - 1], kind="stable"), OUTPUT]
-        shares = (np.arange(OUTPUTS) + 0.5) / OUTPUTS
-        hazards.outputs[members] = ranked[(shares * self.size).astype(np.int64)]
-        known = ~np.isnan(features)
-        counts = np.maximum(known.sum(axis=0), 1)
-        filled = np.where(known, features, 0).astype(np.float64)
-        mean = filled.sum(axis=0) / counts
-        squares = np.einsum("ij,ij->j", filled, filled) / counts
+        members, shares = list(self.members), (np.arange(OUTPUTS) + 0.5) / OUTPUTS
+        places = (shares * self.size).astype(np.int64)
+        ranked = np.argpartition(self._features[:, OUTPUT.stop - 1], places)[places]
+        hazards.outputs[members] = self._features[ranked, OUTPUT]
+        mean = (self._sums / np.maximum(self._known, 1))[:-1]
+        squares = (self._squares / np.maximum(self._known, 1))[:-1]
         spread = np.sqrt(np.maximum(squares - mean**2, 0))
         # What does not vary says nothing.
         spread[spread < 1e-4] = np.inf
@@ -308,7 +311,8 @@ class _Family:
         hazards.mean[members], hazards.scale[members] = mean, spread
         some = self.varying = np.flatnonzero(same)
         scaled = np.ones((self.size, len(some) + 1), np.float32)
-        scaled[:, :-1] = _scaled(features[:, some], mean[some], spread[some])
+        for _, part in self._blocks():
+            scaled[part, :-1] = _scaled(self._features[part, some], mean[some], spread[some])
         self._features = scaled
 
     def bare(self) -> Floats:
@@ -360,9 +364,9 @@ class _Family:
         n = self._features.shape[1]
         found, each = np.zeros((n, n + 1), np.float32), _ONE_THREAD // (n * (n + 1))
         for begin in range(0, len(rows), each):
-            part = rows[begin : begin + each]
+            part = _neighbours(rows[begin : begin + each])
             features, expected = self._features[part], self._expected[part, group]
-            weighted = np.empty((len(part), n + 1), np.float32)
+            weighted = np.empty((len(features), n + 1), np.float32)
             np.multiply(features, expected[:, None], out=weighted[:, :-1])
             observed = self._used[part] * (self._group[part] == group)
             np.subtract(observed, expected, out=weighted[:, -1])
@@ -429,3 +433,9 @@ def _factors(logs: npt.NDArray[np.floating]) -> npt.NDArray[np.floating]:
 
 def _parts(rows: Ints) -> list[Ints]:
     return [rows[i : i + PIECE] for i in range(0, len(rows), PIECE)]
+
+
+def _neighbours(rows: Ints) -> Ints | slice:
+    """A slice, of which nothing is copied, if these rows are next to each other."""
+    first, last = int(rows[0]), int(rows[-1]) + 1
+    return slice(first, last) if last - first == len(rows) else rows

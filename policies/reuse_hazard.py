@@ -102,17 +102,17 @@ class HazardLearner:
         unknown = np.isnan(features[:, OUTPUT.start])
         if not unknown.any():
             return self._curves(strata, features, ages)
-        index = np.zeros((len(strata), BINS + 1), np.float32)
         # The mean over outputs that there may be: what is admitted and turns out to be worth
         # little is soon gone, and what is not admitted is gone for good.
-        filled = np.repeat(features[unknown], OUTPUTS, axis=0)
-        filled[:, OUTPUT] = self._hazards.outputs[strata[unknown]].reshape(len(filled), -1)
-        asked = np.repeat(ages[unknown], OUTPUTS)
-        each = self._curves(np.repeat(strata[unknown], OUTPUTS), filled, asked)
-        index[unknown] = each.reshape(-1, OUTPUTS, BINS + 1).mean(axis=1)
-        if not unknown.all():
-            index[~unknown] = self._curves(strata[~unknown], features[~unknown], ages[~unknown])
-        return index
+        counts = np.where(unknown, OUTPUTS, 1)
+        rows = np.repeat(np.arange(len(strata)), counts)
+        filled, begins = features[rows], np.cumsum(counts) - counts
+        filled[unknown[rows], OUTPUT] = self._hazards.outputs[strata[unknown]].reshape(
+            -1, OUTPUT.stop - OUTPUT.start
+        )
+        each = self._curves(strata[rows], filled, ages[rows])
+        index: npt.NDArray[np.float32] = np.add.reduceat(each, begins)
+        return index / counts.astype(np.float32)[:, None]
 
     def at(self, stratum: int, features: Shorts, age: float) -> float:
         """The index of one class at one age."""

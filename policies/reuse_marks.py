@@ -85,9 +85,10 @@ class Marks:
 
     def worth(self, marks: npt.NDArray[np.int32], now: float) -> Floats:
         """Index of each mark now: expected hits per second of keeping a chunk."""
-        self._value(np.unique(marks[self._stale[marks]]), now)
+        stale = self._stale[marks]
         # The rest of the old ones when next asked.
-        self._value(np.unique(marks[self._old[marks]])[:_MOST_OLD], now)
+        old = np.unique(marks[self._old[marks] & ~stale])[:_MOST_OLD]
+        self._value(np.concatenate([np.unique(marks[stale]), old]), now)
         return at_ages(self._curves, marks, now - self._since[marks])
 
     def worth_of_few(self, marks: Sequence[int], now: float) -> list[float]:
@@ -128,8 +129,9 @@ class Marks:
 
     def _value(self, stale: npt.NDArray[np.int32], now: float) -> None:
         """Compute curves from the age that each mark has now; it gets no younger."""
-        stale = stale[np.argsort(self._since[stale])]
-        self._compute(stale, now - self._since[stale])
+        if len(stale):
+            stale = stale[np.argsort(self._since[stale])]
+            self._compute(stale, now - self._since[stale])
 
     def _compute(self, stale: npt.NDArray[np.int32], ages: Floats | None = None) -> None:
         if len(stale):
