@@ -157,8 +157,8 @@ class PlacementPolicy(PolicyAround):
         if self.placement.admission == "all":
             return self.inner.demote(chunk, from_tier) or next(iter(below), None)
         run, past = self._one(chunk)
-        if chunk in self._before:
-            return self._before[chunk]
+        if (before := self._before.get(chunk)) in below:
+            return before
         if past is None:
             return None
         if self.placement.admission == "reused":

@@ -240,6 +240,7 @@ def test_what_comes_before_a_demoted_chunk_goes_where_that_went() -> None:
     policy.inner.odds = 0.0  # type: ignore[attr-defined]
     assert policy.demote(run.chunks[0], "cpu") is None, "what follows it was not told of yet"
     assert policy.demote(run.chunks[1], "cpu") == "near"
+    assert policy.demote(run.chunks[1], "near") is None, "from there it is not worth it"
     assert policy.admit(run, "near") == 2, "nothing behind it"
     assert policy.admit(run, "far") == 0
     policy.on_remove(run.chunks[:2], "cpu")
