@@ -190,14 +190,17 @@ class PrefixReusePolicy(Policy):
             self._ranks[tier].keep_up(now)
             return len(run)
         mark, _ = self._mark_for(run, 0, before)
-        ranked = self._ranks[tier].ascending(now, self._news)
-        worth = self._marks.worth_of_one(mark, now)
-        self._marks.hold(mark, -1)
-        gained = 0
-        for score, node in ranked:
-            if score >= worth or gained >= wanted:
+        # What is worth less than any of its kind goes without knowing what this one is worth.
+        worth, exact, gained = self._marks.least(mark, now), False, 0
+        for score, node in self._ranks[tier].ascending(now, self._news):
+            if gained >= wanted:
+                break
+            if score >= worth and not exact:
+                worth, exact = self._marks.worth_of_one(mark, now), True
+            if score >= worth:
                 break
             gained += nodes.size_of(node)
+        self._marks.hold(mark, -1)
         return len(run) - max(0, wanted - gained)
 
     def reuse(self, run: Run, within: float) -> Sequence[float]:

@@ -117,15 +117,14 @@ class HazardLearner:
     def at(self, stratum: int, features: Shorts, age: float) -> float:
         """The index of one class at one age."""
         b, part = _place(age)
-        if self._hazards.proof.holds:
-            point = self._points[stratum]
-            if point is None:
-                point = self._points[stratum] = Point(self._hazards, stratum)
-            begin, end = point.index(features, b)
-        else:
-            begin, end = _BY_AGE.item(b), _BY_AGE.item(b + 1)
-        share = _LEFT_SHARE if stratum == LEFT else 1.0
-        return share * _between(begin, end, part)
+        ends = self._point(stratum).index(features, b) if self._hazards.proof.holds else _by_age(b)
+        return _share(stratum) * _between(*ends, part)
+
+    def least(self, stratum: int, age: float) -> float:
+        """What no class of the stratum is worth less than at an age, at once."""
+        b, part = _place(age)
+        ends = self._point(stratum).least(b) if self._hazards.proof.holds else _by_age(b)
+        return _share(stratum) * _between(*ends, part)
 
     def chances(self, strata: Ints, features: Shorts, ages: Floats, within: float) -> Floats:
         """Probability that what has these ages is used within so many seconds."""
@@ -138,6 +137,12 @@ class HazardLearner:
         return used
 
     # Parts ------------------------------------------------------------------
+
+    def _point(self, stratum: int) -> Point:
+        point = self._points[stratum]
+        if point is None:
+            point = self._points[stratum] = Point(self._hazards, stratum)
+        return point
 
     def _curves(self, strata: Ints, features: Shorts, ages: Floats) -> npt.NDArray[np.float32]:
         survival, kept = self._survival(strata, features)
@@ -167,6 +172,15 @@ class HazardLearner:
         kept = np.zeros((len(strata), BINS + 1))
         np.add.accumulate(survival[:, :-1] * (1 - lasting) / hazard, 1, None, kept[:, 1:])
         return survival, kept
+
+
+def _by_age(b: int) -> tuple[float, float]:
+    """LRU's index at both ends of a half octave."""
+    return _BY_AGE.item(b), _BY_AGE.item(b + 1)
+
+
+def _share(stratum: int) -> float:
+    return _LEFT_SHARE if stratum == LEFT else 1.0
 
 
 def _after_all(index: npt.NDArray[np.float32], strata: Ints) -> npt.NDArray[np.float32]:

@@ -105,6 +105,10 @@ class Marks:
             return self._learner.at(self._strata.item(mark), self._features[mark], age)
         return at_age(self._curves, mark, age)
 
+    def least(self, mark: int, now: float) -> float:
+        """What one is not worth less than: quicker."""
+        return self._learner.least(self._strata.item(mark), now - self._since.item(mark))
+
     def chances(self, marks: Sequence[int], now: float, within: float) -> list[float]:
         """Probability that what has each mark is used within so many seconds from now."""
         rows = np.array(marks, np.int32)

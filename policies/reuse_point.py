@@ -27,6 +27,8 @@ from kvtiers.policies.reuse_fit import (
 )
 
 _TINY = 1e-12
+# Lower by more than what is lost where numbers are rounded.
+_BELOW = 1 - 1e-5
 _BINS: Final = np.arange(BINS)
 _KNOWN: Final = np.ones(FEATURES, bool)
 _KNOWN[OUTPUT] = False
@@ -57,6 +59,11 @@ class Point:
         np.cumsum(alone * np.diff(EDGES), axis=1, out=cumulative[:, 1:])
         self._table = np.hstack([-cumulative, alone])
         self._kept = np.zeros((OUTPUTS, BINS + 1))
+        # The index at each edge if features made all hazards as low as they can. Higher ones at
+        # whatever ages make whatever time to give up give more hits, and end the wait sooner.
+        lowest = np.full((1, GROUPS), -MOST)
+        ends = [self._rates(lowest.copy(), b)[0].tolist() for b in range(BINS)]
+        self._least = [_BELOW * begin for begin, _ in ends] + [_BELOW * ends[-1][0] / 2]
 
     def index(self, features: Shorts, b: int) -> tuple[float, float]:
         """At the beginning and at the end of half octave ``b``."""
@@ -69,6 +76,10 @@ class Point:
         rates = self._rates(logs, b).astype(np.float32)
         begin, end = (np.add.reduce(rates, 0) / np.float32(len(rates))).tolist()
         return begin, begin / 2 if b == BINS - 1 else end
+
+    def least(self, b: int) -> tuple[float, float]:
+        """What no class is worth less than, likewise."""
+        return self._least[b], self._least[b + 1]
 
     def _rates(self, logs: Floats, b: int) -> Floats:
         np.minimum(logs, MOST, logs)

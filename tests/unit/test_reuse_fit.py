@@ -4,7 +4,7 @@ from dataclasses import astuple, replace
 
 import numpy as np
 import pytest
-from kvtiers.policies.reuse_classes import FEATURES, LEFT, OWN, SHARED
+from kvtiers.policies.reuse_classes import FEATURES, LEFT, OUTPUT, OWN, SHARED
 from kvtiers.policies.reuse_fit import Observations
 from kvtiers.policies.reuse_hazard import HazardLearner, at_age, at_ages
 from reuse_samples import features, fitted, observed, quick_and_slow
@@ -51,6 +51,22 @@ def test_at_every_age_one_class_is_worth_what_its_curve_says(
     curves = learner.curves(np.array([stratum]), row[None])
     for age in (-1.0, 0.0, 1.0, 2.0, 37.0, 400.0, 64_000.0, 1e6):
         assert learner.at(stratum, row, age) == pytest.approx(at_age(curves, 0, age), rel=1e-5)
+
+
+@pytest.mark.parametrize("fits", [1, 2])
+def test_no_class_is_worth_less_than_the_least_and_one_that_hardly_comes_back_is_worth_that(
+    fits: int,
+) -> None:
+    seen, _ = quick_and_slow(3000)
+    learner, rng = fitted(*[seen] * fits), np.random.default_rng(1)
+    for age in (0.0, 1.0, 30.0):
+        least = learner.least(OWN, age)
+        rows = rng.normal(0.0, 30.0, (300, FEATURES)).astype(np.float32)
+        worth = [learner.at(OWN, row, age) for row in rows]
+        assert min(worth) >= least > 0
+        never = np.zeros(FEATURES, np.float32)
+        never[OUTPUT] = [-1e6 * (i < 5) + 1e6 * (i == 5) for i in range(6)]
+        assert learner.at(OWN, never, age) == pytest.approx(least, rel=1e-4)
 
 
 def test_from_an_age_on_the_index_is_the_same_if_it_is_asked_for_only_from_there() -> None:
