@@ -87,8 +87,8 @@ class Marks:
         """Index of each mark now: expected hits per second of keeping a chunk."""
         stale = self._stale[marks]
         # The rest of the old ones when next asked.
-        old = np.unique(marks[self._old[marks] & ~stale])[:_MOST_OLD]
-        self._value(np.concatenate([np.unique(marks[stale]), old]), now)
+        old = _distinct(marks[self._old[marks] & ~stale])[:_MOST_OLD]
+        self._value(_distinct(marks[stale]) + old, now)
         return at_ages(self._curves, marks, now - self._since[marks])
 
     def worth_of_few(self, marks: Sequence[int], now: float) -> list[float]:
@@ -131,11 +131,12 @@ class Marks:
             self._curves[mark] = self._known[keys[mark]]
             self._stale[mark] = self._old[mark] = False
 
-    def _value(self, stale: npt.NDArray[np.int32], now: float) -> None:
+    def _value(self, stale: list[int], now: float) -> None:
         """Compute curves from the age that each mark has now; it gets no younger."""
-        if len(stale):
-            stale = stale[np.argsort(self._since[stale])]
-            self._compute(stale, now - self._since[stale])
+        if stale:
+            rows = np.array(stale, np.int32)
+            rows = rows[np.argsort(self._since[rows])]
+            self._compute(rows, now - self._since[rows])
 
     def _compute(self, stale: npt.NDArray[np.int32], ages: Floats | None = None) -> None:
         if len(stale):
@@ -150,3 +151,8 @@ class Marks:
         self._stale = np.concatenate([self._stale, np.ones_like(self._stale)])
         self._old = np.concatenate([self._old, np.zeros_like(self._old)])
         self._curves = np.concatenate([self._curves, np.zeros_like(self._curves)])
+
+
+def _distinct(marks: npt.NDArray[np.int32]) -> list[int]:
+    """Each of them once, in order. For as few as there mostly are, quicker than by numpy."""
+    return sorted(set(marks.tolist()))
