@@ -193,13 +193,13 @@ class PrefixReusePolicy(Policy):
         # What is worth less than any of its kind goes without knowing what this one is worth.
         worth, exact, gained = self._marks.least(mark, now), False, 0
         for score, node in self._ranks[tier].ascending(now, self._news):
-            if gained >= wanted:
-                break
             if score >= worth and not exact:
                 worth, exact = self._marks.worth_of_one(mark, now), True
             if score >= worth:
                 break
             gained += nodes.size_of(node)
+            if gained >= wanted:
+                break
         self._marks.hold(mark, -1)
         return len(run) - max(0, wanted - gained)
 
