@@ -1,61 +1,16 @@
-"""Many replays at once: traces by capacities by policies, in processes."""
+"""Many replays at once: traces by capacities by policies."""
 
 from __future__ import annotations
 
-import logging
-import multiprocessing
-import signal
-import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
-from concurrent.futures import Future as Promise
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from typing import Any
 
-from kvtiers.policies import Policy, Run, TierInfo
-from kvtiers.policies.placement import with_placement
 from kvtiers.simulator.choices import LRU, MIN, PolicyChoice
-from kvtiers.simulator.faults import Fault, fault_of
-from kvtiers.simulator.optimum import Future, optimum
-from kvtiers.simulator.replay import Tally, replay
-from kvtiers.simulator.serving import serve
-from kvtiers.simulator.stack import CPU, StackModel
-from kvtiers.simulator.trace import Trace
-
-_POLL_SECONDS = 0.2
-
-
-@dataclass(frozen=True, slots=True)
-class Task:
-    """What is done with one trace.
-
-    Attributes:
-        trace: to replay.
-        capacities: of the tier, in chunks, each with its share of the footprint.
-        footprint: chunks that shares of capacity are taken of.
-        score_from: first request that counts.
-        chunk_bytes: size of a chunk, 0 if unknown.
-        stack: tiers to replay through the live hierarchy; None for one tier and its policy.
-            ``capacities`` are those of the arena then, its ``cpu``.
-        others: capacities of the stack's other tiers, in chunks.
-
-    """
-
-    trace: Trace
-    capacities: Sequence[tuple[int, float]]
-    footprint: int
-    score_from: int = 0
-    chunk_bytes: int = 0
-    stack: StackModel | None = None
-    others: Mapping[str, int] = field(default_factory=dict)
-
-    def total(self, capacity: int) -> int:
-        """Chunks that all tiers of all replicas hold together."""
-        if self.stack is None:
-            return capacity
-        sizes = {**self.others, CPU: capacity}
-        copies = {tier.name: 1 if tier.shared else self.stack.replicas for tier in self.stack.tiers}
-        return sum(n * copies[name] for name, n in sizes.items())
+from kvtiers.simulator.faults import Fault
+from kvtiers.simulator.processes import outcomes
+from kvtiers.simulator.replay import Tally
+from kvtiers.simulator.task import Cell, Task
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,9 +84,6 @@ class Failure:
     fault: Fault
 
 
-_Cell = tuple[int, int, PolicyChoice]  # number of the task, capacity, policy
-
-
 def run(
     tasks: Sequence[Task],
     choices: Sequence[PolicyChoice],
@@ -159,18 +111,18 @@ def run(
         for number, task in enumerate(tasks)
         for capacity in sorted({chunks for chunks, _ in task.capacities})
     ]
-    outcomes = _outcomes(tasks, cells, jobs, on_progress)
-    tallies = {cell: each for cell, each in outcomes.items() if isinstance(each, Tally)}
+    found = outcomes(tasks, cells, jobs, on_progress)
+    tallies = {cell: each for cell, each in found.items() if isinstance(each, Tally)}
     failures = [
         Failure(tasks[number].trace.name, choice.label, capacity, outcome)
-        for (number, capacity, choice), outcome in outcomes.items()
+        for (number, capacity, choice), outcome in found.items()
         if isinstance(outcome, Fault)
     ]
     return list(_results(tasks, choices, tallies)), failures
 
 
 def _results(
-    tasks: Sequence[Task], choices: Sequence[PolicyChoice], tallies: Mapping[_Cell, Tally]
+    tasks: Sequence[Task], choices: Sequence[PolicyChoice], tallies: Mapping[Cell, Tally]
 ) -> Iterator[Result]:
     for number, task in enumerate(tasks):
         for size in dict.fromkeys(task.capacities):
@@ -233,116 +185,3 @@ def _of_stack(tally: Tally) -> dict[str, Any]:
         "first_token_p50": waits[len(waits) // 2],
         "first_token_p99": waits[len(waits) * 99 // 100],
     }
-
-
-# In processes ---------------------------------------------------------------------
-
-
-def _outcomes(
-    tasks: Sequence[Task],
-    cells: Sequence[_Cell],
-    jobs: int,
-    on_progress: Callable[[float], None],
-) -> dict[_Cell, Tally | Fault]:
-    # Where it is safe to fork, the traces need not be copied to each process.
-    context = multiprocessing.get_context("fork" if sys.platform == "linux" else "spawn")
-    done = context.Array("d", len(cells), lock=False)
-    futures = [Future.of(task.trace) for task in tasks]
-    others = set(multiprocessing.active_children())
-    pool = ProcessPoolExecutor(
-        min(jobs, len(cells)), context, _begin, (_Work(tasks, futures, cells, done),)
-    )
-    try:
-        promises = {pool.submit(_one, i): cell for i, cell in enumerate(cells)}
-        _await(promises, done, on_progress)
-        return {cell: promise.result() for promise, cell in promises.items()}
-    except BaseException:
-        # Nobody waits for them now, and an interrupt may have reached this process alone.
-        for process in set(multiprocessing.active_children()) - others:
-            process.terminate()
-        raise
-    finally:
-        pool.shutdown(wait=False, cancel_futures=True)
-
-
-def _await(
-    promises: Iterable[Promise[Tally | Fault]],
-    done: Sequence[float],
-    report: Callable[[float], None],
-) -> None:
-    """Wait until all are done, or a process was killed."""
-    left = set(promises)
-    while left:
-        report(sum(done) / len(done))
-        ready, left = wait(left, _POLL_SECONDS, FIRST_COMPLETED)
-        for promise in ready:
-            promise.result()
-    report(1.0)
-
-
-@dataclass(frozen=True, slots=True)
-class _Work:
-    tasks: Sequence[Task]
-    futures: Sequence[Future]
-    cells: Sequence[_Cell]
-    # What share of each cell is done.
-    done: Any
-
-
-_work: _Work
-
-
-def _begin(work: _Work) -> None:
-    """First thing in a process."""
-    global _work
-    _work = work
-    # Of stores that were under way when the last request ended, for one.
-    logging.getLogger("kvtiers").setLevel(logging.ERROR)
-    # Without a word; the parent is the one who says what was interrupted.
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
-
-
-def _one(index: int) -> Tally | Fault:
-    """Replay one cell; what its policy raises ends nothing but that."""
-    number, _, choice = _work.cells[index]
-    requests = len(_work.tasks[number].trace.requests)
-
-    def note(served: int) -> None:
-        _work.done[index] = served / requests
-
-    try:
-        return _tally(*_work.cells[index], note)
-    except BaseException as error:  # noqa: BLE001 - sys.exit, too; an interrupt raises nothing here
-        return fault_of(error, choice.module)
-    finally:
-        _work.done[index] = 1.0
-
-
-def _tally(
-    number: int, capacity: int, choice: PolicyChoice, on_request: Callable[[int], None]
-) -> Tally:
-    task = _work.tasks[number]
-    if choice.is_optimum:
-        future = _work.futures[number]
-        return optimum(task.trace, future, task.total(capacity), task.score_from, on_request)
-    if task.stack is not None:
-        return _serve(task, task.stack, capacity, choice, on_request)
-    return replay(task.trace, choice.make, capacity, task.score_from, on_request)
-
-
-def _serve(
-    task: Task,
-    stack: StackModel,
-    capacity: int,
-    choice: PolicyChoice,
-    on_request: Callable[[int], None],
-) -> Tally:
-    """Replay one cell through the live hierarchy, with the stack's rules of placement."""
-
-    def make(
-        tiers: Sequence[TierInfo], clock: Callable[[], float], cost: Callable[[Run], float]
-    ) -> Policy:
-        return with_placement(choice.make(tiers, clock, cost), stack.placement)
-
-    sizes = {**task.others, CPU: capacity}
-    return serve(task.trace, stack, sizes, make, task.chunk_bytes, task.score_from, on_request)

@@ -13,6 +13,7 @@ from kvtiers.simulator.errors import SimulatorError
 from kvtiers.simulator.faults import Fault
 from kvtiers.simulator.formats import ENDINGS, files_of, read_trace
 from kvtiers.simulator.stack import CPU, StackModel, read_stack
+from kvtiers.simulator.task import Task
 from kvtiers.simulator.trace import Trace
 from kvtiers.tiers.units import read_size
 from kvtiers.tools import outputs
@@ -186,7 +187,7 @@ def _task(
     capacities: Sequence[choices.Capacity],
     stack: StackModel | None,
     arguments: argparse.Namespace,
-) -> grid.Task:
+) -> Task:
     if not trace.footprint:
         raise SimulatorError(
             f"no prompt of {trace.name} fills a chunk of {trace.chunk_tokens} tokens, so there is "
@@ -199,7 +200,7 @@ def _task(
         )
     chunk_bytes = _chunk_bytes(trace, stack, arguments.chunk_bytes)
     others = [tier for tier in stack.tiers if tier.name != CPU] if stack is not None else []
-    return grid.Task(
+    return Task(
         trace,
         [capacity.resolve(footprint, chunk_bytes) for capacity in capacities],
         footprint,
@@ -226,7 +227,7 @@ def _chunk_bytes(trace: Trace, stack: StackModel | None, given: str | None) -> i
 
 
 def _replayed(
-    tasks: Sequence[grid.Task], named: Sequence[choices.PolicyChoice], jobs: int | None
+    tasks: Sequence[Task], named: Sequence[choices.PolicyChoice], jobs: int | None
 ) -> tuple[list[grid.Result], list[grid.Failure]]:
     console = Console(stderr=True)
     columns = (TextColumn("replaying"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())

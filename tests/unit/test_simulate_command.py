@@ -15,6 +15,7 @@ from kvtiers.simulator import choices, grid
 from kvtiers.simulator.choices import Capacity, policies, score_from
 from kvtiers.simulator.errors import SimulatorError
 from kvtiers.simulator.formats import read_trace
+from kvtiers.simulator.task import Task
 from kvtiers.tools import cli, outputs
 
 pa = pytest.importorskip("pyarrow", reason="traces are Parquet")
@@ -311,7 +312,7 @@ def test_an_interrupt_ends_the_processes_too(
             raise KeyboardInterrupt
 
     before = set(multiprocessing.active_children())
-    task = grid.Task(read_trace(trace), [(2, 0.2)], 12)
+    task = Task(read_trace(trace), [(2, 0.2)], 12)
     with pytest.raises(KeyboardInterrupt):
         grid.run([task], policies("waits,lru"), 2, interrupt)
     for process in set(multiprocessing.active_children()) - before:
