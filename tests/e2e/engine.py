@@ -28,8 +28,9 @@ from typing import TYPE_CHECKING, Any, Self
 import pytest
 import xxhash
 from kvtiers.tiers.base import ALIGNMENT
+from kvtiers.tiers.figures import TierStats
 from kvtiers.tiers.format import METADATA_BYTES, Defect, unpack
-from kvtiers.tiers.hierarchy import Hierarchy, TierStats
+from kvtiers.tiers.hierarchy import Hierarchy
 
 if TYPE_CHECKING:
     from kvtiers.connector.connector import TieredKVConnector
