@@ -58,7 +58,8 @@ def outcomes(
             process.terminate()
         raise
     finally:
-        pool.shutdown(wait=False, cancel_futures=True)
+        # Not left to Python's exit, which would wake the pool's thread by what that just closes.
+        pool.shutdown(cancel_futures=True)
 
 
 def _await(

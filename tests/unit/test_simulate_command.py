@@ -5,6 +5,7 @@ import multiprocessing
 import os
 import re
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -318,6 +319,14 @@ def test_an_interrupt_ends_the_processes_too(
     for process in set(multiprocessing.active_children()) - before:
         process.join(60)
         assert not process.is_alive()
+
+
+def test_nothing_of_the_processes_is_left_when_a_run_returns(trace: Path) -> None:
+    """What is left may fail as Python exits, and say so below the results."""
+    threads, processes = set(threading.enumerate()), set(multiprocessing.active_children())
+    grid.run([Task(read_trace(trace), [(2, 0.2)], 12)], policies("lru"), 2)
+    assert set(threading.enumerate()) <= threads
+    assert set(multiprocessing.active_children()) <= processes
 
 
 def test_capacities_can_be_repeated_listed_and_mixed(tmp_path: Path, trace: Path) -> None:
