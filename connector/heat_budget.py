@@ -35,8 +35,10 @@ class _Account:
         self._left = min(_MOST_SAVED, self._left + self._share * prefill - probe)
 
     def expected(self, tokens: int) -> float:
-        """For measuring a prompt of so many. Of the first nobody knows."""
-        return _MOST_SAVED if self._price is None else self._price * tokens
+        """For measuring a prompt of so many. Of the first nobody knows: it is the only one."""
+        if self._price is None:
+            return _MOST_SAVED + max(0.0, self._left)
+        return self._price * tokens
 
     def allows(self, tokens: int) -> bool:
         # No more is ever saved. The first is on credit.

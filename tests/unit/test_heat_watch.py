@@ -147,6 +147,13 @@ def test_a_prompt_that_takes_more_than_is_ever_saved_is_measured_once_all_is_sav
     assert not asked(made)
 
 
+def test_the_first_is_by_itself_whatever_was_saved() -> None:
+    made = plan(budget=0.01)
+    made.spent(computing(500.0))
+    assert asked(made)
+    assert not asked(made)
+
+
 def test_an_answer_that_never_comes_is_paid_for_and_ends_nothing() -> None:
     made = plan(budget=0.01)
     assert asked(made)
