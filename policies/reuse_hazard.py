@@ -21,6 +21,7 @@ import numpy.typing as npt
 from kvtiers.policies.reuse_classes import LEFT, OUTPUT, STRATA
 from kvtiers.policies.reuse_fit import (
     BINS,
+    BLOCK,
     EDGES,
     FALLING,
     OUTPUTS,
@@ -106,7 +107,7 @@ class HazardLearner:
         # little is soon gone, and what is not admitted is gone for good.
         counts = np.where(unknown, OUTPUTS, 1)
         rows = np.repeat(np.arange(len(strata)), counts)
-        filled, begins = features[rows], np.cumsum(counts) - counts
+        filled, begins = features.take(rows, 0), np.cumsum(counts) - counts
         filled[unknown[rows], OUTPUT] = self._hazards.outputs[strata[unknown]].reshape(
             -1, OUTPUT.stop - OUTPUT.start
         )
@@ -145,19 +146,11 @@ class HazardLearner:
         return point
 
     def _curves(self, strata: Ints, features: Shorts, ages: Floats) -> npt.NDArray[np.float32]:
-        survival, kept = self._survival(strata, features)
         index = np.zeros((len(strata), BINS + 1), np.float32)
-        for begin in range(0, len(strata), _AT_ONCE):
-            part = slice(begin, begin + _AT_ONCE)
-            # Nobody will ask for ages that are over, and most of those valued anew are old.
-            first, _ = _place(float(np.minimum.reduce(ages[part])))
-            hits = survival[part, None, first:-1] - survival[part, first:, None]
-            costs = kept[part, first:, None] - kept[part, None, first:-1]
-            # Times before the age itself give no hits and are never the best.
-            np.maximum(costs, _TINY, costs)
-            rates = np.divide(hits, costs, hits)
-            np.maximum.reduce(rates, 1, None, index[part, first:-1])
-            index[part, :first] = index[part, first, None]
+        for begin in range(0, len(strata), BLOCK):
+            part = slice(begin, begin + BLOCK)
+            survival, kept = self._survival(strata[part], features[part])
+            _fill(index[part], survival, kept, ages[part])
         index[:, BINS] = index[:, BINS - 1] / 2
         return _after_all(index, strata)
 
@@ -172,6 +165,21 @@ class HazardLearner:
         kept = np.zeros((len(strata), BINS + 1))
         np.add.accumulate(survival[:, :-1] * (1 - lasting) / hazard, 1, None, kept[:, 1:])
         return survival, kept
+
+
+def _fill(index: Shorts, survival: Floats, kept: Floats, ages: Floats) -> None:
+    """The best rates, from each beginning of a half octave on."""
+    for begin in range(0, len(index), _AT_ONCE):
+        part = slice(begin, begin + _AT_ONCE)
+        # Nobody will ask for ages that are over, and most of those valued anew are old.
+        first, _ = _place(float(np.minimum.reduce(ages[part])))
+        hits = survival[part, None, first:-1] - survival[part, first:, None]
+        costs = kept[part, first:, None] - kept[part, None, first:-1]
+        # Times before the age itself give no hits and are never the best.
+        np.maximum(costs, _TINY, costs)
+        rates = np.divide(hits, costs, hits)
+        np.maximum.reduce(rates, 1, None, index[part, first:-1])
+        index[part, :first] = index[part, first, None]
 
 
 def _by_age(b: int) -> tuple[float, float]:

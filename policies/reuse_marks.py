@@ -140,7 +140,7 @@ class Marks:
 
     def _compute(self, stale: npt.NDArray[np.int32], ages: Floats | None = None) -> None:
         if len(stale):
-            strata, features = self._strata[stale], self._features[stale]
+            strata, features = self._strata[stale], self._features.take(stale, 0)
             self._curves[stale] = self._learner.curves(strata, features, ages)
             self._stale[stale] = self._old[stale] = False
 

@@ -216,7 +216,7 @@ class Nodes:
 
     def marks(self, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.int32]:
         """The marks of these rows."""
-        marks: npt.NDArray[np.int32] = np.frombuffer(self._mark, np.int32)[rows]
+        marks: npt.NDArray[np.int32] = np.frombuffer(self._mark, np.int32).take(rows)
         return marks
 
     def take_changed(self) -> None:
