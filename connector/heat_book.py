@@ -113,6 +113,10 @@ class HeatPlan:
             chunk_tokens=self._chunk_tokens,
         )
 
+    def waits_for(self, readings: Readings) -> bool:
+        """Whether any of these is of a prompt that is under way: not of before a reset."""
+        return any(number in self._waiting for number, _, _ in readings)
+
     def spent(self, cost: HeatCost, *, measured: bool = False) -> None:
         """What workers took; ``measured`` if measurements are in it."""
         self._budget.spent(cost, measured=measured)
@@ -151,6 +155,7 @@ class HeatPlan:
         for asked in self._waiting.values():
             self._budget.give_back(asked.reserve)
         self._waiting.clear()
+        self._budget.forget()
 
 
 class HeatBook:

@@ -31,8 +31,13 @@ class _Account:
         self._price: float | None = None
         self._unpriced = 0.0
 
-    def spent(self, prefill: float, probe: float) -> None:
-        self._left = min(_MOST_SAVED, self._left + self._share * prefill - probe)
+    def spent(self, prefill: float, probe: float, measured: bool) -> None:
+        left = min(_MOST_SAVED, self._left + self._share * prefill - probe)
+        if not (prefill or measured):
+            # Looking at steps that compute no prompt: a night of those must not take a day to
+            # pay back.
+            left = max(left, min(self._left, -_MOST_SAVED))
+        self._left = left
 
     def expected(self, tokens: int) -> float:
         """For measuring a prompt of so many. Of the first nobody knows: it is the only one."""
@@ -41,8 +46,9 @@ class _Account:
         return self._price * tokens
 
     def allows(self, tokens: int) -> bool:
-        # No more is ever saved. The first is on credit.
-        needed = 0.0 if self._price is None else min(self.expected(tokens), _MOST_SAVED)
+        # The first is on credit. What takes more than is ever saved waits for half of that: each
+        # step takes a little, so that all of it is never there.
+        needed = 0.0 if self._price is None else min(self.expected(tokens), _MOST_SAVED / 2)
         return self._left >= needed
 
     def set_aside(self, seconds: float) -> None:
@@ -53,6 +59,9 @@ class _Account:
 
     def measured(self, probe: float) -> None:
         self._unpriced += probe
+
+    def forget(self) -> None:
+        self._unpriced = 0.0
 
     def learn(self, tokens: int) -> None:
         price, self._unpriced = self._unpriced / tokens, 0.0
@@ -87,8 +96,8 @@ class HeatBudget:
             measured: whether measurements are in it, so that it says what they take.
 
         """
-        self._wall.spent(cost.prefill_s, cost.probe_s)
-        self._cpu.spent(cost.prefill_cpu_s, cost.probe_cpu_s)
+        self._wall.spent(cost.prefill_s, cost.probe_s, measured)
+        self._cpu.spent(cost.prefill_cpu_s, cost.probe_cpu_s, measured)
         if measured:
             self._wall.measured(cost.probe_s)
             self._cpu.measured(cost.probe_cpu_s)
@@ -106,6 +115,11 @@ class HeatBudget:
         """It was measured and is paid for, or never will be."""
         self._wall.give_back(reserve.wall_s)
         self._cpu.give_back(reserve.cpu_s)
+
+    def forget(self) -> None:
+        """What was spent on measurements since the last one that is priced was for none."""
+        self._wall.forget()
+        self._cpu.forget()
 
     def learn(self, tokens: int) -> None:
         """What was spent on measurements since the last call was for so many tokens."""

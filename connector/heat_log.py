@@ -111,6 +111,10 @@ class HeatLog:
             file.write(line)
 
 
+# What the parts of a line raise that is none.
+_DAMAGE = (AttributeError, KeyError, TypeError, ValueError, OverflowError, RecursionError)
+
+
 def read(path: Path) -> Iterator[tuple[Run, dict[int, NDArray[np.float32]]]]:
     """What ``HeatLog`` wrote, oldest first. A last line that is not whole is left out.
 
@@ -125,7 +129,7 @@ def read(path: Path) -> Iterator[tuple[Run, dict[int, NDArray[np.float32]]]]:
                 return  # an engine is writing it
             try:
                 yield _read(line)
-            except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
+            except _DAMAGE as error:
                 raise ValueError(
                     f"{path}, line {number} is no line of a heat log ({error}). Name the file that "
                     "'log' of attention_heat names."

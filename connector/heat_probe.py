@@ -121,12 +121,15 @@ class HeatProbe:
         self._began = None
         if not step.prefill or self._off:
             return
-        begin = self._clock.now()
-        self._began, self._prefill = self._clock.mark(), step.prefill
-        self._clock.posted(step.post_s)
-        if step.jobs:
-            self._prepare(step.jobs)
-        self._clock.prepared(begin)
+        try:
+            begin = self._clock.now()
+            self._began, self._prefill = self._clock.mark(), step.prefill
+            self._clock.posted(step.post_s)
+            if step.jobs:
+                self._prepare(step.jobs)
+            self._clock.prepared(begin)
+        except Exception as error:  # noqa: BLE001  # a probe's fault must not end the engine
+            self._turn_off(f"preparing it failed: {error}", error)
 
     def report(self) -> HeatReport:
         """The step is over: the jobs of which all has arrived since the last call, and the cost.
@@ -135,6 +138,14 @@ class HeatProbe:
         """
         if self._began is None and not self._measured and not self._clock.waits:
             return NO_REPORT
+        try:
+            return self._report()
+        except Exception as error:  # noqa: BLE001  # a probe's fault must not end the engine
+            self._measured.clear()
+            self._turn_off(f"reading what was measured failed: {error}", error)
+            return NO_REPORT
+
+    def _report(self) -> HeatReport:
         begin = self._clock.now()
         self._drop()
         readings = self._arrived()

@@ -162,7 +162,7 @@ class HeatWatch:
 
         What is done with that counts as the cost of measuring, like the rest of it.
         """
-        begin, measured = self._clock(), bool(report.readings)
+        begin, measured = self._clock(), self._plan.waits_for(report.readings)
         self._plan.spent(report.cost, measured=measured)
         posted = HeatCost(probe_s=report.post_s, probe_cpu_s=report.post_s)
         self._plan.spent(posted, measured=measured)

@@ -547,6 +547,27 @@ def test_a_failure_of_the_measurement_never_reaches_the_engine(caplog) -> None:
     assert probe.report().readings == {}
 
 
+def test_nor_does_one_of_what_comes_before_it_or_after(caplog) -> None:
+    step, layer = Step(), Layer()
+    odd = SimpleNamespace()
+    probe = HeatProbe(HeatSettings(), {"no number": odd}, rank=0, device="cpu")
+    with caplog.at_level(logging.WARNING):
+        probe.begin(step_of(job()))
+        assert probe.report().readings == {}
+    assert "preparing it failed" in caplog.text
+    caplog.clear()
+    probe = probe_over(layer)
+    probe.begin(step_of(job()))
+    step.run(layer)
+    probe._arrived = lambda: 1 / 0  # type: ignore[method-assign,return-value]
+    with caplog.at_level(logging.WARNING):
+        assert probe.report() is NO_REPORT
+    assert "reading what was measured failed" in caplog.text
+    probe.begin(step_of(job()))
+    assert probe.report() == NO_REPORT
+    assert step.run(layer) == "output"
+
+
 def test_a_rank_without_such_layers_says_so(caplog) -> None:
     with caplog.at_level(logging.WARNING):
         probe_over().begin(step_of(job()))

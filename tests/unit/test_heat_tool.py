@@ -263,6 +263,7 @@ LINE = b'{"chunks": ["a"], "layers": {"0": [[0.5]]}}'
         ([], LINE.replace(b"]]", b", 2]]") + b"\n", "its tables do not fit its chunks"),
         ([], LINE.replace(b"[[0.5]]", b"[]") + b"\n", "its tables do not fit its chunks"),
         ([], LINE.replace(b"[[0.5]]", b'[[0.5]], "1": [[1], [1]]') + b"\n", "do not fit its"),
+        ([], LINE.replace(b"0.5", b"9" * 400) + b"\n", ", line 1 is no line of a heat log"),
         ([], LINE.replace(b"0.5", b"NaN") + b"\n", "its figures are no attention"),
         ([], b'{"chunks": [], "layers": {"0": [[]]}}\n', "its figures are no attention"),
         ([], b'{"chunks": ["a"], "layers": {}}\n', "it has no layers of a model"),

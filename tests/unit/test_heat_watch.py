@@ -136,15 +136,58 @@ def test_what_a_prompt_will_take_is_told_by_its_tokens() -> None:
     assert asked(made)
 
 
-def test_a_prompt_that_takes_more_than_is_ever_saved_is_measured_once_all_is_saved() -> None:
+def test_a_prompt_that_takes_more_than_is_ever_saved_waits_for_half_of_that() -> None:
     made = plan(budget=0.5)
     assert asked(made)
     answer(made, 1, probe_s=4.0)
-    made.spent(computing(9.0))
+    made.spent(computing(8.9))
     assert not asked(made)
-    made.spent(computing(1.1))
+    made.spent(computing(0.2))
     assert asked(made)
     assert not asked(made)
+
+
+@pytest.mark.parametrize("dear", [0.4, 1.0, 1.2, 30.0])
+def test_however_dear_measuring_is_and_whatever_steps_take_it_goes_on(dear: float) -> None:
+    made, measured = plan(budget=0.01), 0
+    for _ in range(20_000):
+        made.delayed(1e-5)
+        if (job := made.job(run(2), [1, 2, 3, 4], 0, 16)) is not None:
+            measured += 1
+            answer(made, job.number, probe_s=dear)
+        made.spent(computing(1.0))
+        made.delayed(1e-5)
+    assert measured == pytest.approx(200 / dear, abs=2)
+
+
+def test_a_night_of_steps_without_prompts_is_paid_back_in_a_minute() -> None:
+    made = for_nothing(plan(budget=0.01))
+    made.delayed(100.0)
+    made.spent(computing(99.0))
+    assert not asked(made)
+    made.spent(computing(2.0))
+    assert asked(made)
+
+
+def test_what_measuring_took_is_owed_all_the_same() -> None:
+    made = plan(budget=0.01)
+    assert asked(made)
+    answer(made, 1, probe_s=3.0)
+    made.delayed(100.0)
+    made.spent(computing(299.0))
+    assert not asked(made)
+
+
+def test_what_answers_from_before_a_reset_took_is_no_price_of_those_after() -> None:
+    made = plan(budget=0.5)
+    watch = HeatWatch(made, HeatBook(LAYERS))
+    assert asked(made)
+    watch.forget()
+    list(watch.told(HeatReport({(1, 0, 0): mass(2)}, HeatCost(probe_s=0.5, probe_cpu_s=0.5))))
+    made.spent(computing(1.1))
+    assert asked(made)
+    answer(made, 2, probe_s=0.01)
+    assert asked(made), "that is what one takes, and what is left is five times as much"
 
 
 def test_the_first_is_by_itself_whatever_was_saved() -> None:
