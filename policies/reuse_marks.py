@@ -16,7 +16,7 @@ from kvtiers.policies.reuse_fit import BINS, Floats
 from kvtiers.policies.reuse_hazard import HazardLearner, at_age, at_ages
 
 UNKNOWN = 0
-# Curves made anew at once: six milliseconds.
+# Curves made anew at once: one to four milliseconds.
 _MOST_OLD = 1024
 # Classes whose curve is kept for another mark of the class.
 _MOST_KNOWN = 1024
