@@ -179,6 +179,7 @@ def _fill(index: Shorts, survival: Floats, kept: Floats, ages: Floats) -> None:
         np.maximum(costs, _TINY, costs)
         rates = np.divide(hits, costs, hits)
         np.maximum.reduce(rates, 1, None, index[part, first:-1])
+        # Unless a clock is set back.
         index[part, :first] = index[part, first, None]
 
 
