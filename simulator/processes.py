@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import logging
 import multiprocessing
 import signal
@@ -23,6 +24,7 @@ from kvtiers.simulator.stack import CPU, StackModel
 from kvtiers.simulator.task import Cell, Task
 
 _POLL_SECONDS = 0.2
+_PR_SET_PDEATHSIG = 1  # of linux/prctl.h
 
 
 def outcomes(
@@ -93,10 +95,19 @@ def _begin(work: _Work) -> None:
     """First thing in a process."""
     global _work
     _work = work
+    # What a policy prints is not of the results, which may be written to the output.
+    sys.stdout = sys.stderr
     # Of stores that were under way when the last request ended, for one.
     logging.getLogger("kvtiers").setLevel(logging.ERROR)
+    _end_with_parent()
     # Without a word; the parent is the one who says what was interrupted.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
+def _end_with_parent() -> None:
+    """End with the parent however that ends: killed, it can end nobody itself."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def _one(index: int) -> Tally | Fault:

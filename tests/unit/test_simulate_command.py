@@ -18,6 +18,7 @@ from kvtiers.simulator.errors import SimulatorError
 from kvtiers.simulator.formats import read_trace
 from kvtiers.simulator.task import Task
 from kvtiers.tools import cli, outputs
+from record_kit import wait_until
 
 pa = pytest.importorskip("pyarrow", reason="traces are Parquet")
 parquet = pytest.importorskip("pyarrow.parquet")
@@ -294,22 +295,32 @@ def test_without_a_replay_of_lru_no_gap_is_known(
     assert "policy 'lru' failed on talk" in shown.err
 
 
+def install_one_that_waits(tmp_path: Path, install: Callable[[str], None]) -> Path:
+    """The policy ``waits``, and the file in which it writes its process when it begins to."""
+    begun = tmp_path / "begun"
+    module = f"theirs_of_{tmp_path.name}"  # imported once in a process
+    (tmp_path / f"{module}.py").write_text(
+        "import os, pathlib, time\n"
+        "from kvtiers.policies.lru import LruPolicy\n"
+        "class Waits(LruPolicy):\n"
+        "    def on_request(self, request):\n"
+        f"        written = pathlib.Path({str(tmp_path / 'written')!r})\n"
+        "        written.write_text(str(os.getpid()))\n"
+        f"        written.rename({str(begun)!r})\n"
+        "        time.sleep(900)\n"
+    )
+    install(f"waits = {module}:Waits")
+    return begun
+
+
 def test_an_interrupt_ends_the_processes_too(
     tmp_path: Path, trace: Path, install: Callable[[str], None]
 ) -> None:
     """Also one that a shell sends to the command alone, and not to its processes."""
-    (tmp_path / "theirs_that_wait.py").write_text(
-        "import pathlib, time\n"
-        "from kvtiers.policies.lru import LruPolicy\n"
-        "class Waits(LruPolicy):\n"
-        "    def on_request(self, request):\n"
-        f"        pathlib.Path({str(tmp_path / 'begun')!r}).touch()\n"
-        "        time.sleep(900)\n"
-    )
-    install("waits = theirs_that_wait:Waits")
+    begun = install_one_that_waits(tmp_path, install)
 
     def interrupt(_share: float) -> None:
-        if (tmp_path / "begun").exists():
+        if begun.exists():
             raise KeyboardInterrupt
 
     before = set(multiprocessing.active_children())
@@ -321,12 +332,47 @@ def test_an_interrupt_ends_the_processes_too(
         assert not process.is_alive()
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux ends them with their parent")
+def test_processes_end_with_a_command_that_is_killed(
+    tmp_path: Path, trace: Path, install: Callable[[str], None]
+) -> None:
+    begun = install_one_that_waits(tmp_path, install)
+    task = Task(read_trace(trace), [(2, 0.2)], 12)
+    command = multiprocessing.get_context("fork").Process(
+        target=grid.run, args=([task], policies("waits"), 1)
+    )
+    command.start()
+    try:
+        wait_until(begun.exists)
+    finally:
+        command.kill()
+    state = Path("/proc", begun.read_text(), "stat")
+    # Z: it has ended, and nobody has asked how yet.
+    wait_until(lambda: not state.exists() or ") Z " in state.read_text())
+
+
 def test_nothing_of_the_processes_is_left_when_a_run_returns(trace: Path) -> None:
     """What is left may fail as Python exits, and say so below the results."""
     threads, processes = set(threading.enumerate()), set(multiprocessing.active_children())
     grid.run([Task(read_trace(trace), [(2, 0.2)], 12)], policies("lru"), 2)
     assert set(threading.enumerate()) <= threads
     assert set(multiprocessing.active_children()) <= processes
+
+
+def test_what_a_policy_prints_is_not_of_the_results(
+    tmp_path: Path, trace: Path, install: Callable[[str], None], capfd
+) -> None:
+    (tmp_path / "theirs_that_print.py").write_text(
+        "from kvtiers.policies.lru import LruPolicy\n"
+        "class Prints(LruPolicy):\n"
+        "    def on_request(self, request):\n"
+        "        print('asked for', len(request.runs[0]), flush=True)\n"
+    )
+    install("prints = theirs_that_print:Prints")
+    assert simulate(trace, "--policies", "prints", "--capacity", 2, "--json") == 0
+    shown = capfd.readouterr()
+    assert [row["policy"] for row in json.loads(shown.out)] == ["prints"]
+    assert shown.err.count("asked for ") == len(ROWS)
 
 
 def test_capacities_can_be_repeated_listed_and_mixed(tmp_path: Path, trace: Path) -> None:
