@@ -5,8 +5,10 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from concurrent.futures.process import BrokenProcessPool
+from dataclasses import replace
 
 from kvtiers.simulator import choices, grid, plot, report
 from kvtiers.simulator.errors import SimulatorError
@@ -179,7 +181,14 @@ def _traces(arguments: argparse.Namespace) -> Iterable[Trace]:
     tokens = arguments.chunk_tokens
     if arguments.concat:
         return [read_trace(*arguments.traces, chunk_tokens=tokens)]
-    return [read_trace(place, chunk_tokens=tokens) for place in arguments.traces]
+    places = list(dict.fromkeys(arguments.traces))
+    traces = [read_trace(place, chunk_tokens=tokens) for place in places]
+    names = Counter(trace.name for trace in traces)
+    # Tables and plots tell them apart by name, and in two folders two may have the same.
+    return [
+        trace if names[trace.name] == 1 else replace(trace, name=place)
+        for place, trace in zip(places, traces, strict=True)
+    ]
 
 
 def _task(
@@ -264,7 +273,7 @@ def _tell_failures(failures: Sequence[grid.Failure]) -> None:
 
 def _show(results: Sequence[grid.Result], arguments: argparse.Namespace) -> None:
     if arguments.json == _STDOUT:
-        sys.stdout.write(report.as_json(results))
+        print(report.as_json(results), end="")  # nothing, where the shell closed it with `>&-`
     else:
         console = Console()
         if not console.is_terminal:

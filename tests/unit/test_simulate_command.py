@@ -389,6 +389,17 @@ def test_several_traces_are_replayed_one_by_one(tmp_path: Path, trace: Path) -> 
     assert [(row["trace"], row["requests"]) for row in rows] == [("talk", 6), ("other", 2)]
 
 
+def test_traces_of_one_name_in_two_folders_are_told_apart(
+    tmp_path: Path, trace: Path, capsys
+) -> None:
+    (tmp_path / "other").mkdir()
+    other = write_trace(tmp_path / "other" / trace.name, ROWS[:2])
+    rows = rows_of(tmp_path, trace, other, trace, "--policies", "lru", "--capacity", 9)
+    named = [(row["trace"], row["requests"]) for row in rows]
+    assert named == [(str(trace), 6), (str(other), 2)]
+    assert capsys.readouterr().out.count(" requests, chunks of 512 tokens") == 2
+
+
 def test_parts_of_one_trace_are_one_stream(tmp_path: Path, trace: Path) -> None:
     head = write_trace(tmp_path / "head.parquet", ROWS[:4])
     tail = write_trace(tmp_path / "tail.parquet", ROWS[4:], first=4)
@@ -449,6 +460,13 @@ def test_more_room_than_a_trace_can_fill_is_shown_as_a_number(trace: Path, capsy
 def test_json_goes_to_the_output_alone(trace: Path, capsys) -> None:
     assert simulate(trace, "--policies", "lru", "--capacity", "6", "--json", "-") == 0
     assert json.loads(capsys.readouterr().out)[0]["policy"] == "lru"
+
+
+def test_an_output_that_is_closed_gets_no_json(
+    trace: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "stdout", None)
+    assert simulate(trace, "--policies", "lru", "--capacity", "6", "--json", "-") == 0
 
 
 def test_results_can_be_read_as_parquet_and_seen_as_curves(tmp_path: Path, trace: Path) -> None:
