@@ -45,7 +45,12 @@ def read_trace(
     """
     paths = [find(os.fspath(place)) for place in places]
     sources = [source for path in paths for source in _open(path)]
-    return make_trace(name or "+".join(path.stem for path in paths), sources, chunk_tokens)
+    return make_trace(name or "+".join(map(_name, paths)), sources, chunk_tokens)
+
+
+def _name(path: Path) -> str:
+    """What to call it; the folder at hand too, whose path has no name in it."""
+    return path.stem or path.resolve().stem
 
 
 def find(place: str) -> Path:

@@ -400,6 +400,13 @@ def test_traces_of_one_name_in_two_folders_are_told_apart(
     assert capsys.readouterr().out.count(" requests, chunks of 512 tokens") == 2
 
 
+def test_the_folder_at_hand_has_a_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    row = {"timestamp": 0, "input_length": 600, "output_length": 1, "hash_ids": [0, 1]}
+    (tmp_path / "some.jsonl").write_text(json.dumps(row) + "\n")
+    monkeypatch.chdir(tmp_path)
+    assert read_trace(".").name == tmp_path.name
+
+
 def test_parts_of_one_trace_are_one_stream(tmp_path: Path, trace: Path) -> None:
     head = write_trace(tmp_path / "head.parquet", ROWS[:4])
     tail = write_trace(tmp_path / "tail.parquet", ROWS[4:], first=4)
