@@ -276,9 +276,10 @@ def _show(results: Sequence[grid.Result], arguments: argparse.Namespace) -> None
         print(report.as_json(results), end="")  # nothing, where the shell closed it with `>&-`
     else:
         console = Console()
-        if not console.is_terminal:
-            console = Console(width=_WIDTH)
+        wide = Console(width=_WIDTH)
         for i, table in enumerate(report.tables(results)):
+            if not console.is_terminal or wide.measure(table).maximum > console.width:
+                console = wide  # a terminal breaks lines, where figures would be cut off
             console.print(*([""] if i else []), table, sep="\n")
     if arguments.json and arguments.json != _STDOUT:
         with open(arguments.json, "w") as file:

@@ -459,6 +459,16 @@ def test_what_was_saved_is_not_rounded_away_and_fits_a_terminal(
     assert ("…" in shown, shown.count(" 8,192 "), shown.count(" 24.0 MiB ")) == (False, 2, 2)
 
 
+def test_no_figure_is_cut_off_in_a_narrow_terminal(
+    trace: Path, capsys, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "40")
+    monkeypatch.setenv("FORCE_COLOR", "1")  # that makes it a terminal
+    assert simulate(trace, "--policies", "prefix-reuse", "--capacity", "12") == 0
+    shown = capsys.readouterr().out
+    assert ("…" in shown, "prefix-reuse" in shown, "8,192" in shown) == (False, True, True)
+
+
 def test_more_room_than_a_trace_can_fill_is_shown_as_a_number(trace: Path, capsys) -> None:
     assert simulate(trace, "--policies", "lru", "--capacity", "1200") == 0
     assert "1,200 (10,000 %)" in capsys.readouterr().out
