@@ -19,7 +19,7 @@ from kvtiers.policies.reuse_hazard import HazardLearner
 
 _SMALL = 64
 # Watches that are over which a fit takes in, and how many at most that are not.
-_ENDED, _OPEN = 8192, 8192
+_ENDED, _OPEN = 16_384, 8192
 # After the first few, the next fit begins when there are so many times more, or so many.
 _FIRST_FIT, _MORE, _MOST_MORE = 16, 1.15, 1024
 # Observations that a fit under way goes through for each watch: one or two milliseconds.
