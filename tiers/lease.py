@@ -151,8 +151,10 @@ class Lease:
         except FileExistsError:
             return None
         if any(number > mine for number, _ in self._generations()):
-            # We came so late that the generation we took to be the next is long over.
-            os.rmdir(self._of(mine))
+            # We came so late that the generation we took to be the next is long over. Whoever
+            # has a later one may have closed ours meanwhile, and deletes it then.
+            with contextlib.suppress(FileNotFoundError):
+                os.rmdir(self._of(mine))
             return None
         self._held, self._count = mine, 0
         return self._inherit(mine)

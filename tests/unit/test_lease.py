@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -38,20 +39,16 @@ def test_a_lease_that_nobody_ever_held_is_free(tmp_path, clock):
 
 
 def test_of_many_who_try_at_once_one_holds_it(tmp_path, clock):
-    barrier, taken = threading.Barrier(8), []
+    barrier = threading.Barrier(8)
 
-    def contend() -> None:
+    def contend(_: int) -> Lease | None:
         lease = contender(tmp_path, clock)
         lease.look()
         barrier.wait()
-        if lease.is_free() and lease.take() is not None:
-            taken.append(lease)
+        return lease if lease.is_free() and lease.take() is not None else None
 
-    threads = [threading.Thread(target=contend) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(8) as threads:
+        taken = [lease for lease in threads.map(contend, range(8)) if lease is not None]
     still = 0
     for lease in taken:
         try:
@@ -60,6 +57,24 @@ def test_of_many_who_try_at_once_one_holds_it(tmp_path, clock):
         except LeaseLostError:
             pass
     assert still == 1
+
+
+def test_who_comes_late_and_is_closed_by_a_later_one_has_not_got_it(tmp_path, clock, monkeypatch):
+    late, other = contender(tmp_path, clock), contender(tmp_path, clock)
+    late.look()
+    names = late._generations
+
+    def after_the_other_took_it():
+        monkeypatch.setattr(late, "_generations", names)
+        other.look()
+        assert other.take() is not None
+        other.publish(Beat())
+        other.forget_earlier()
+        return names()
+
+    monkeypatch.setattr(late, "_generations", after_the_other_took_it)
+    assert late.take() is None
+    other.check()
 
 
 def test_a_silent_holder_is_given_up_and_can_publish_nothing_any_more(tmp_path, clock):
