@@ -31,7 +31,7 @@ class Oracle(BaseHTTPRequestHandler):
     """Answers every prompt with the first of these words."""
 
     words: Sequence[str] = WORDS
-    finish = "length"
+    reason = "length"
     status = 200
     delay = 0.0
 
@@ -40,7 +40,7 @@ class Oracle(BaseHTTPRequestHandler):
         time.sleep(self.delay)
         text = "".join(f" {word}" for word in self.words[: body["max_tokens"]])
         usage = {"prompt_tokens_details": {"cached_tokens": 128}}
-        choice = {"text": text, "finish_reason": self.finish}
+        choice = {"text": text, "finish_reason": self.reason}
         answer = json.dumps({"choices": [choice], "usage": usage}).encode()
         # Some clients do not wait for it.
         with contextlib.suppress(ConnectionError):
@@ -112,7 +112,7 @@ def test_an_answer_that_was_broken_off(
     outcome: str,
 ) -> None:
     monkeypatch.setattr(Oracle, "words", words)
-    monkeypatch.setattr(Oracle, "finish", "abort")
+    monkeypatch.setattr(Oracle, "reason", "abort")
     post = replica.server.post
 
     def answered(*args: Any, **kwargs: Any) -> dict[str, Any]:
