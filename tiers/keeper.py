@@ -19,6 +19,7 @@ finds gone) and fence writers (who begin anew).
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -196,21 +197,21 @@ class Keeper:
             OSError: the root can't be read or written.
 
         """
-        self._lease.check()
-        if not self._begun:
-            self._begin()
-        busy = self._logs.fold()
-        if self._books.wanted():
-            self._wanted_at = self._clock()
-        self._logs.fence_dead()
-        busy |= self._list_some()
-        if self._books.open:
-            busy |= self._evict()
-        self._books.raise_limits()
-        self._publish_if_new()
-        self._save_if_due()
-        self._sweep_if_due()
-        return busy or not self._books.open
+        with self._holding():
+            if not self._begun:
+                self._begin()
+            busy = self._logs.fold()
+            if self._books.wanted():
+                self._wanted_at = self._clock()
+            self._logs.fence_dead()
+            busy |= self._list_some()
+            if self._books.open:
+                busy |= self._evict()
+            self._books.raise_limits()
+            self._publish_if_new()
+            self._save_if_due()
+            self._sweep_if_due()
+            return busy or not self._books.open
 
     def preview(self) -> tuple[int, int]:
         """Chunks and bytes that would be evicted now; changes nothing.
@@ -242,14 +243,24 @@ class Keeper:
 
     def resign(self) -> None:
         """Leave the lease to others at once. Raises LeaseLostError, or OSError."""
+        with self._holding():
+            if self._books.open:
+                self._logs.fold()
+                # What was evicted is in no log, and would count for the next holder.
+                unsaved = self._logs.unsaved or self._chunks.evicted > self._evicted_before
+                if unsaved and self._books.index.chunks <= _SNAPSHOT_AT_END_CHUNKS:
+                    self._save()
+            self._publish(resigned=True)
+
+    @contextlib.contextmanager
+    def _holding(self) -> Iterator[None]:
+        """Raise LeaseLostError first, or where what is missing was in a folder that is closed."""
         self._lease.check()
-        if self._books.open:
-            self._logs.fold()
-            # What was evicted is in no log, and would count for the next holder.
-            unsaved = self._logs.unsaved or self._chunks.evicted > self._evicted_before
-            if unsaved and self._books.index.chunks <= _SNAPSHOT_AT_END_CHUNKS:
-                self._save()
-        self._publish(resigned=True)
+        try:
+            yield
+        except FileNotFoundError:
+            self._lease.check()
+            raise
 
     def _begin(self) -> None:
         for writer_id, limit in self._limits.items():

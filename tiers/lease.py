@@ -156,8 +156,15 @@ class Lease:
             with contextlib.suppress(FileNotFoundError):
                 os.rmdir(self._of(mine))
             return None
-        self._held, self._count = mine, 0
-        return self._inherit(mine)
+        before, self._held, self._count = self._held, mine, 0
+        try:
+            return self._inherit(mine)
+        except FileNotFoundError:
+            if os.path.isdir(self.folder):
+                raise
+            # Somebody else began the next one meanwhile, and has closed ours.
+            self._held = before
+            return None
 
     def _inherit(self, mine: int) -> Inherited:
         limits: dict[str, int] = {}

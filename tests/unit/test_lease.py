@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -12,7 +13,7 @@ from pathlib import Path
 import pytest
 from kvtiers.tiers.lease import PATIENCE, SNAPSHOT, Beat, Lease, LeaseLostError
 from kvtiers.tiers.owner import has_ended, is_alive, this_process
-from root_kit import Clock
+from root_kit import Clock, before_call
 
 ELSEWHERE = {"host": "elsewhere", "pid": 1, "boot": "b", "pids": "p", "started": 1}
 
@@ -59,22 +60,35 @@ def test_of_many_who_try_at_once_one_holds_it(tmp_path, clock):
     assert still == 1
 
 
-def test_who_comes_late_and_is_closed_by_a_later_one_has_not_got_it(tmp_path, clock, monkeypatch):
-    late, other = contender(tmp_path, clock), contender(tmp_path, clock)
-    late.look()
-    names = late._generations
+def test_who_takes_it_while_another_does_has_it_or_has_not(tmp_path, clock):
+    """The other one comes before any call of the first, and has it in any case."""
+    for count in range(1, 100):
+        root = tmp_path / str(count)
+        holder, first, other = (contender(root, clock) for _ in range(3))
+        root.mkdir()
+        holder.take()
+        holder.publish(Beat(resigned=True))
+        Path(holder.folder, SNAPSHOT).write_text("index")
+        first.look()
+        taken = []
 
-    def after_the_other_took_it():
-        monkeypatch.setattr(late, "_generations", names)
-        other.look()
-        assert other.take() is not None
-        other.publish(Beat())
-        other.forget_earlier()
-        return names()
+        def meanwhile(other=other, taken=taken):
+            other.look()
+            taken.append(other.take())
+            other.publish(Beat())
+            other.forget_earlier()
 
-    monkeypatch.setattr(late, "_generations", after_the_other_took_it)
-    assert late.take() is None
-    other.check()
+        with before_call(count, meanwhile):
+            inherited = first.take()
+        if not taken:
+            assert count > 5
+            break
+        if inherited is not None:
+            # It comes after the other, or will be told by its first look.
+            with contextlib.suppress(LeaseLostError):
+                first.check()
+        (held,) = [lease for lease in (first, other) if lease._held and os.path.isdir(lease.folder)]
+        assert os.listdir(held.folder).count(SNAPSHOT) == 1
 
 
 def test_a_silent_holder_is_given_up_and_can_publish_nothing_any_more(tmp_path, clock):

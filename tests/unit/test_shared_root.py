@@ -11,7 +11,7 @@ import pytest
 from kvtiers.tiers.base import WriteOutcome
 from kvtiers.tiers.fs import FsTier
 from kvtiers.tiers.keeper_logs import SILENT_SECONDS
-from kvtiers.tiers.lease import PATIENCE
+from kvtiers.tiers.lease import PATIENCE, LeaseLostError
 from root_kit import (
     FILE,
     PAYLOAD,
@@ -274,6 +274,32 @@ def test_two_keepers_at_once_are_harmless(tmp_path):
         pair.holder.step()
         assert not pair.holder.keeps or count == 1
         pair.take_stock()
+
+
+@pytest.mark.parametrize("last", [False, True], ids=["a round", "its end"])
+def test_a_holder_that_loses_the_lease_before_any_call_is_told_just_that(tmp_path, last):
+    """`kvtiers gc` shows what else goes wrong, and what is gone then is not wrong."""
+    for count, pair in every_call(tmp_path):
+        busy(pair)
+        keeper, lost = pair.holder.keeping._keeper, []
+
+        def meanwhile(pair=pair, lost=lost) -> None:
+            lost.append(True)
+            pair.clock.now += AWAY
+            for _ in range(4):
+                pair.clock.now += PATIENCE + 1
+                pair.other.step()
+
+        with before_call(count, meanwhile):
+            try:
+                if last:
+                    keeper.resign()
+                else:
+                    keeper.round()
+            except LeaseLostError:
+                assert lost
+        if not lost:
+            break
 
 
 def half_written(root: Path) -> list[Path]:
