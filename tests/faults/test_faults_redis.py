@@ -6,12 +6,15 @@ import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
+from unittest import mock
 
 import pytest
 from engine import cpu, redis_tier
 from fault_cases import DEADLINE, case
 from fault_trial import ALL, PATIENCE, Row, Trial
 from faulty_bench import Bench, Question
+from kvtiers.connector.prefill import PrefillClock
+from kvtiers.policies import Run
 from redis_server import RedisServer
 from tcp_proxy import TcpProxy
 
@@ -20,6 +23,8 @@ AMID = 100_000
 SLOW = 0.1
 PROMPTS_MEASURED = 4
 """After which the engine knows how long it takes to compute one."""
+# A larger model's time to compute, of that of two layers.
+_LARGER = 8
 
 
 class RedisBench(Bench):
@@ -166,8 +171,18 @@ class TestSlow:
     @classmethod
     def bench(cls, llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisBench]:
         folder = tmp_path_factory.mktemp("slow")
-        # One thread, so that the chunks of a prompt wait one after the other.
-        with RedisBench(llama, folder, threads=1, load_or_recompute="auto") as bench:
+        seconds = PrefillClock.seconds
+
+        def larger_model(clock: PrefillClock, run: Run) -> float | None:
+            found = seconds(clock, run)
+            return None if found is None else _LARGER * found
+
+        # Two layers are computed about as soon as a quick Redis is read, now one first, now the
+        # other. One thread, so that the chunks of a prompt wait one after the other.
+        with (
+            mock.patch.object(PrefillClock, "seconds", larger_model),
+            RedisBench(llama, folder, threads=1, load_or_recompute="auto") as bench,
+        ):
             yield bench
 
     @case("redis-slow")
