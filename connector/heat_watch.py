@@ -163,9 +163,8 @@ class HeatWatch:
         What is done with that counts as the cost of measuring, like the rest of it.
         """
         begin, measured = self._clock(), self._plan.waits_for(report.readings)
-        self._plan.spent(report.cost, measured=measured)
         posted = HeatCost(probe_s=report.post_s, probe_cpu_s=report.post_s)
-        self._plan.spent(posted, measured=measured)
+        self._plan.spent(report.cost + posted, measured=measured)
         for run, found in self._plan.answered(report.readings):
             if self._log is not None:
                 self._log.note(run, found)

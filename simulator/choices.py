@@ -14,7 +14,7 @@ from kvtiers.policies.registry import DuplicateNameError, UnknownNameError
 from kvtiers.simulator import optimum
 from kvtiers.simulator.errors import SimulatorError
 from kvtiers.simulator.faults import told
-from kvtiers.tiers.spelling import did_you_mean, written_otherwise
+from kvtiers.tiers.spelling import did_you_mean, meant
 from kvtiers.tiers.units import read_percent, read_size
 from pydantic import BaseModel, ValidationError
 
@@ -138,8 +138,7 @@ def _policy(word: str) -> PolicyChoice:
 
 def _registered(written: str) -> str:
     """The name it is registered under: ``lru`` for ``LRU``, ``w-tinylfu`` for ``W_TinyLFU``."""
-    known = POLICIES.names()
-    return written if written in known else written_otherwise(written, known) or written
+    return meant(written, POLICIES.names()) or written
 
 
 def _option(word: str, part: str, found: type[Policy]) -> tuple[str, Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 _NO_SEPARATORS = str.maketrans("", "", "-_ ")
 
@@ -14,8 +14,10 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
     return f" Did you mean '{close[0]}'?" if close else ""
 
 
-def written_otherwise(word: str, known: Iterable[str]) -> str | None:
-    """The one known word that ``word`` is but for case, hyphens, underscores and spaces."""
+def meant(word: str, known: Collection[str]) -> str | None:
+    """The one known word that ``word`` is, or is but for case, hyphens, underscores and spaces."""
+    if word in known:
+        return word
     found = {each for each in known if _bare(each) == _bare(word)}
     return found.pop() if len(found) == 1 else None
 

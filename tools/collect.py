@@ -28,7 +28,7 @@ from kvtiers.tiers.lease import PATIENCE, Beat, Inherited, Lease, LeaseLostError
 from kvtiers.tiers.owner import is_alive, this_process
 from kvtiers.tiers.pace import Pace
 from kvtiers.tiers.remote_url import is_remote, without_local_scheme
-from kvtiers.tiers.spelling import did_you_mean, written_otherwise
+from kvtiers.tiers.spelling import did_you_mean, meant
 from kvtiers.tools.places import PlaceError, layout_of, printable, what_to_do
 
 _LOOK_SECONDS = 0.5
@@ -327,7 +327,7 @@ def _capacity(written: str | None) -> Capacity | None:
 
 def _policy(written: str) -> PolicySpec:
     known = POLICIES.names()
-    name = written if written in known else written_otherwise(written, known)
+    name = meant(written, known)
     if name is None:
         raise ConfigError(
             [f"--policy is '{written}'.{did_you_mean(written, known)} Known: {', '.join(known)}."]
